@@ -8,15 +8,19 @@ use tokio::time::sleep;
 use crate::error_chain::format_chain;
 use crate::limits::reconcile::LimitReconciler;
 use crate::provisioner::ProvisionerConfig;
-use crate::store::VolumeStore;
+use crate::store::{LimitAudit, VolumeStore};
 
 /// Compares the limits with the PersistentVolumes and audits the store, and again some time after each audit has ended.
-/// Never returns.
+/// Comparisons of some volumes don't wait for an audit. Never returns.
 pub(crate) async fn run_auditor(
     store: &dyn VolumeStore,
     limits: &LimitReconciler,
     config: &ProvisionerConfig,
 ) {
+    tokio::join!(run_audits(store, limits, config), limits.run());
+}
+
+async fn run_audits(store: &dyn VolumeStore, limits: &LimitReconciler, config: &ProvisionerConfig) {
     let mut options = AuditOptions::default();
     options.entries_per_second = Some(config.audit_rate);
     let (failures, mut last) = (&limits.failures, AuditSummary::default());
@@ -27,7 +31,8 @@ pub(crate) async fn run_auditor(
             // In this store no file can leave its limits, now or later, so there is nothing to audit again.
             Ok(None) if !has_limits => return pending().await,
             Ok(None) => {}
-            Ok(Some(summary)) => {
+            Ok(Some(LimitAudit { summary, uncounted })) => {
+                limits.set_uncounted(uncounted);
                 failures.metrics.set_audit(&summary);
                 log_changes(&last, &summary);
                 last = summary;

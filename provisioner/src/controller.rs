@@ -35,7 +35,7 @@ use crate::deletion::apply::VolumeRemover;
 use crate::deletion::live_claims::LiveClaims;
 use crate::deletion::reconcile::VolumeReconciler;
 use crate::error_chain::format_chain;
-use crate::limits::reconcile::LimitReconciler;
+use crate::limits::reconcile::{LimitFindings, LimitReconciler};
 use crate::loss::guard::StoreGuard;
 use crate::loss::reporter::ConditionReporter;
 use crate::loss::status::{ServedStore, StoreStatus};
@@ -191,8 +191,11 @@ async fn run_loops(
         store: Arc::clone(&provisioner.store),
         caches: caches.clone(),
         locks: Arc::clone(&provisioner.locks),
+        volumes_changed: Arc::clone(&volumes_changed),
         unlimited,
         failures: failures.clone(),
+        backoff: config.backoff,
+        findings: LimitFindings::default(),
     };
 
     let prober = StoreProber {

@@ -6,11 +6,11 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaSetter};
+use nodekeel_fsquota::{AuditOptions, AuditReport, Bytes, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::Dir;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
@@ -19,7 +19,10 @@ use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, ImageSpec};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
-use crate::store::{FoundLimits, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
+use crate::store::{
+    FoundLimits, LimitAudit, OpenVolume, PublishAttempts, VolumeOpener, VolumeStore, VolumeStoreError,
+    VolumeUsage,
+};
 use crate::store_id::{StoreId, StoreIdentity};
 
 mod capacity;
@@ -41,6 +44,7 @@ mod open_store;
 mod options;
 mod parts;
 mod probe;
+mod publish_log;
 mod slot;
 mod staging;
 mod stored_dirs;
@@ -62,6 +66,7 @@ pub(crate) use trash::read_trash_name;
 use error::{lost_error, store_error};
 use mount_table::MountTable;
 use open_store::{OpenReason, OpenStore};
+use publish_log::PublishLog;
 use slot::StoreSlot;
 use stored_dirs::{VOLUMES_DIR, find_dir};
 
@@ -120,8 +125,17 @@ use stored_dirs::{VOLUMES_DIR, find_dir};
 pub struct DirStore {
     slot: StoreSlot,
     audits: AuditThreads,
+    publishes: PublishLog,
     /// The probe in progress: on a disk that hangs, no second one is started.
-    probe: AsyncMutex<Option<JoinHandle<Result<(), DirStoreError>>>>,
+    probe: AsyncMutex<Option<RunningProbe>>,
+}
+
+/// A probe in progress, or one that has ended since its caller was dropped.
+#[derive(Debug)]
+struct RunningProbe {
+    /// The store that it probes: its result says nothing of the one that was opened after it.
+    of: Weak<OpenStore>,
+    task: JoinHandle<Result<(), DirStoreError>>,
 }
 
 /// The threads in progress that audit limits. Dropping this waits for them, because each holds the directories and the
@@ -181,6 +195,7 @@ impl DirStore {
         Ok(Self {
             slot: StoreSlot::open(base, quota, options)?,
             audits: AuditThreads::default(),
+            publishes: PublishLog::default(),
             probe: AsyncMutex::default(),
         })
     }
@@ -191,6 +206,7 @@ impl DirStore {
         Self {
             slot: StoreSlot::closed(path, options),
             audits: AuditThreads::default(),
+            publishes: PublishLog::default(),
             probe: AsyncMutex::default(),
         }
     }
@@ -297,8 +313,20 @@ impl DirStore {
     fn open_for(&self, id: &VolumeId, reason: OpenReason) -> Result<OpenVolume, VolumeStoreError> {
         let opened = self.slot.store().and_then(|store| store.open_volume(id, reason));
         let failed = |error| VolumeStoreError::Open { id: id.clone(), source: Box::new(error) };
-        opened.map_err(failed)?.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
+        let (volume, restored) =
+            opened.map_err(failed)?.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
+        if reason == OpenReason::Publish {
+            self.publishes.record(id, restored, false);
+        }
+        Ok(volume)
     }
+}
+
+/// The volumes of an audit of the directory of the store.
+fn volumes_of_audit(report: AuditReport) -> LimitAudit {
+    let id = |path: &Path| path.strip_prefix(VOLUMES_DIR).ok()?.to_str()?.parse::<VolumeId>().ok();
+    let uncounted = report.uncounted.iter().filter_map(|(path, count)| Some((id(path)?, *count))).collect();
+    LimitAudit { summary: report.summary, uncounted }
 }
 
 fn create_error(id: &VolumeId, error: DirStoreError) -> VolumeStoreError {
@@ -339,21 +367,29 @@ impl VolumeStore for DirStore {
         usage.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
-    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
+    async fn find_limits(
+        &self,
+        id: &VolumeId,
+        is_image: bool,
+    ) -> Result<Option<FoundLimits>, VolumeStoreError> {
         let keeps_limits = self.slot.store().is_ok_and(|store| store.parts.limits.quota.keeps_limits());
         if !keeps_limits {
             return Ok(None);
         }
-        let found = self.run_locked(id, |store, id| store.find_limits(id)).await;
+        let found = self.run_locked(id, move |store, id| store.find_limits(id, is_image)).await;
         let found =
             found.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
         found.map(Some).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
-    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<u64, VolumeStoreError> {
         let restored = self.run_locked(id, move |store, id| store.restore_limits(id, limits)).await;
         let failed = |source| VolumeStoreError::Resize { id: id.clone(), source: Box::new(source) };
         restored.map_err(failed)?.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
+    }
+
+    async fn wait_for_publish(&self) -> PublishAttempts {
+        self.publishes.wait().await
     }
 
     fn count_promised(&self, volumes: &[(VolumeId, Bytes)]) {
@@ -393,18 +429,25 @@ impl VolumeStore for DirStore {
     async fn probe(&self) -> Result<(), VolumeStoreError> {
         let probe_error = |source| VolumeStoreError::Probe { source: Box::new(source) };
         let mut running = self.probe.lock().await;
+        let store = self.slot.store().map_err(probe_error)?;
+        running.take_if(|probing| !std::ptr::eq(probing.of.as_ptr(), Arc::as_ptr(&store)));
         let probing = match &mut *running {
-            Some(probing) => probing,
+            Some(probing) => {
+                // Not kept while this waits: it could not be closed.
+                drop(store);
+                probing
+            }
             none => {
-                let store = self.slot.store().map_err(probe_error)?;
-                none.insert(tokio::task::spawn_blocking(move || {
+                let of = Arc::downgrade(&store);
+                let task = tokio::task::spawn_blocking(move || {
                     store.location.check()?;
                     store.probe()
-                }))
+                });
+                none.insert(RunningProbe { of, task })
             }
         };
         // Dropped here, the probe stays for the next call.
-        let probed = probing.await.unwrap_or(Err(DirStoreError::RuntimeStopped));
+        let probed = (&mut probing.task).await.unwrap_or(Err(DirStoreError::RuntimeStopped));
         *running = None;
         match probed {
             // A matter of capacity, which other disks have.
@@ -413,7 +456,7 @@ impl VolumeStore for DirStore {
         }
     }
 
-    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
+    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<LimitAudit>, VolumeStoreError> {
         let is_canceled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
         let store =
@@ -429,7 +472,7 @@ impl VolumeStore for DirStore {
         };
         let audited = tokio::task::spawn_blocking(audit).await.unwrap_or(Err(DirStoreError::RuntimeStopped));
         let audited = audited.map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })?;
-        Ok(audited.map(|report| report.summary))
+        Ok(audited.map(volumes_of_audit))
     }
 
     async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
@@ -568,6 +611,10 @@ impl VolumeOpener for DirStore {
     fn inspect(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
         self.open_for(id, OpenReason::Inspect)
     }
+
+    fn report_failure(&self, id: &VolumeId) {
+        self.publishes.record(id, None, true);
+    }
 }
 
 impl fmt::Debug for DirStore {
@@ -579,7 +626,7 @@ impl fmt::Debug for DirStore {
 #[cfg(test)]
 mod tests {
     use nodekeel_fsquota::testing::MemQuota;
-    use nodekeel_fsquota::{Bytes, Inodes};
+    use nodekeel_fsquota::{Bytes, Inodes, KernelOperation};
     use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
     use rustix::io::Errno;
 
@@ -608,5 +655,24 @@ mod tests {
             .expect_err("its rename may not be durable");
         with_failpoint_hook(no_sync, || store.remove_empty(&id)).expect_err("its removal may not be durable");
         store.remove(&id.clone().into()).expect("remove again");
+    }
+
+    #[tokio::test]
+    async fn the_result_of_a_probe_says_nothing_of_a_store_that_was_opened_since() {
+        let base = tempfile::tempdir().expect("a directory");
+        let open = || Dir::open(base.path()).expect("the base");
+        let (path, failing) = (base.path().to_owned(), Arc::new(MemQuota::new()));
+        let mut options = DirStoreOptions::default();
+        options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
+        let store = DirStore::with_options(open(), Arc::clone(&failing) as _, options).expect("a store");
+        store.create_identity().await.expect("an identity");
+        failing.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::Other);
+        // Started, and dropped, mostly before its end.
+        let mut probe = store.probe();
+        let _ = futures_util::poll!(&mut probe);
+        drop(probe);
+        // Waits for what is in progress.
+        store.reopen().await.expect("the disk was replaced");
+        store.probe().await.expect("the new one is able");
     }
 }

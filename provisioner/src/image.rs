@@ -164,6 +164,13 @@ pub(crate) fn directory_limits(file_size: Bytes) -> QuotaLimits {
     QuotaLimits { bytes: Some(Bytes(promised_bytes(file_size).0.saturating_add(copies))), inodes: None }
 }
 
+/// Returns whether these limits of the directory of a file of this size are those that were set.
+pub(crate) fn has_directory_limits(file_size: Bytes, limits: QuotaLimits) -> bool {
+    let wanted = directory_limits(file_size).bytes.unwrap_or_default();
+    let is_right = |bytes: Bytes| bytes >= wanted && bytes.0 - wanted.0 <= MAX_ROUNDING;
+    limits.inodes.is_none() && limits.bytes.is_some_and(is_right)
+}
+
 impl From<ImageFormat> for VolumeKind {
     fn from(format: ImageFormat) -> Self {
         Self::Image(format)
@@ -230,5 +237,21 @@ mod tests {
             assert!(promised.0 >= bytes && directory_limits(Bytes(bytes)).bytes >= Some(promised));
             assert!(promised.0 - bytes <= bytes / 128 + (1 << 20));
         }
+    }
+
+    #[test]
+    fn the_directory_of_a_file_has_exactly_its_limits_but_for_rounding() {
+        let size = Bytes(1 << 30);
+        let wanted = directory_limits(size).bytes.expect("limited").0;
+        let has = |bytes, inodes| has_directory_limits(size, QuotaLimits { bytes, inodes });
+        for (bytes, expected) in [
+            (wanted, true),
+            (wanted + MAX_ROUNDING, true),
+            (wanted - 1, false),
+            (wanted + MAX_ROUNDING + 1, false),
+        ] {
+            assert_eq!(has(Some(Bytes(bytes)), None), expected, "{bytes}");
+        }
+        assert!(!has(None, None) && !has(Some(Bytes(wanted)), Some(nodekeel_fsquota::Inodes(9))));
     }
 }

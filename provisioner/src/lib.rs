@@ -201,6 +201,7 @@ pub use snapshot::{
 };
 pub use step::{StepHook, StepMoment, VolumeStep};
 pub use store::{
-    ErrorSource, FoundLimits, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage,
+    ErrorSource, FoundLimits, LimitAudit, OpenVolume, PublishAttempts, VolumeOpener, VolumeStore,
+    VolumeStoreError, VolumeUsage,
 };
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};

@@ -49,8 +49,8 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// The limits of a volume were lost, and are set again.
     fn record_restored_limits(&self) {}
 
-    /// The number of volumes whose limits are not those of their PersistentVolume, and can't be set. Set after each
-    /// comparison: at the start of serving, and with each audit.
+    /// The number of volumes whose limits are not those of their PersistentVolume, and can't be set, or that have files
+    /// which don't count against them. Set after each comparison and each audit.
     fn set_wrong_limits(&self, volumes: usize) {
         let _ = volumes;
     }

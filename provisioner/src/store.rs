@@ -1,5 +1,6 @@
 //! Storage of volumes: the trait and its errors.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,6 +36,29 @@ pub struct FoundLimits {
     pub usage: QuotaUsage,
     /// False if not all files of the volume count against them, or those of another one do: it was copied or restored.
     pub is_own: bool,
+}
+
+/// What an audit of all volumes has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature, and made by implementations of stores")]
+pub struct LimitAudit {
+    /// The totals.
+    pub summary: AuditSummary,
+    /// The volumes with files and directories that don't count against their limits, and how many.
+    pub uncounted: BTreeMap<VolumeId, u64>,
+}
+
+/// The attempts to open volumes for pods, since they were last asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature, and made by implementations of stores")]
+pub struct PublishAttempts {
+    /// The volumes.
+    pub volumes: BTreeSet<VolumeId>,
+    /// Of them, those that had lost their limits and have them again, and the number of files and directories in each
+    /// that don't count against them all the same.
+    pub restored: BTreeMap<VolumeId, u64>,
+    /// One has failed, and not for a reason of its pod.
+    pub has_failed: bool,
 }
 
 /// Creates, resizes and removes the volumes of one node.
@@ -105,23 +129,39 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError>;
 
     /// Looks whether the limits of a volume are still those that were set: other programs can change them, and a volume
-    /// that was restored from a backup may have none. `None`, the default: they can't be lost.
+    /// that was restored from a backup may have none. `is_image` is what its PersistentVolume says of its kind. `None`, the
+    /// default: they can't be lost.
     ///
     /// # Errors
-    /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Usage`].
-    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
-        let _ = id;
+    /// [`VolumeStoreError::NotFound`]; [`VolumeStoreError::Usage`], also for a volume of the other kind.
+    async fn find_limits(
+        &self,
+        id: &VolumeId,
+        is_image: bool,
+    ) -> Result<Option<FoundLimits>, VolumeStoreError> {
+        let _ = (id, is_image);
         Ok(None)
     }
 
     /// Sets the limits of a volume whose limits were lost, so that each of its files counts against them. They were
     /// promised, so they are set above the capacity, too. Takes as long as reading the volume's directories. Those of
-    /// a block or strict volume are set for its size. Default: [`resize`](Self::resize).
+    /// a block or strict volume are set for its size; any other one is given an inode limit. Returns how many of its files
+    /// and directories don't count all the same, such as those that another program has limited. Default:
+    /// [`resize`](Self::resize).
     ///
     /// # Errors
     /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Resize`].
-    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
-        self.resize(id, limits).await
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<u64, VolumeStoreError> {
+        self.resize(id, limits).await.map(|()| 0)
+    }
+
+    /// Waits until volumes were to be opened for pods, and returns the attempts since the last call: their limits, and
+    /// the store after a failure, should be looked at. Never returns, the default: it is not told.
+    ///
+    /// # Cancel safety
+    /// Has no side effects: the attempts are returned by the next call.
+    async fn wait_for_publish(&self) -> PublishAttempts {
+        std::future::pending().await
     }
 
     /// Counts these volumes with these bytes in the [`capacity`](Self::capacity), if they have no limit: it was promised
@@ -196,7 +236,7 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     ///
     /// # Cancel safety
     /// Has no side effects, and ends soon after the future is dropped.
-    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
+    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<LimitAudit>, VolumeStoreError> {
         let _ = options;
         Ok(None)
     }
@@ -312,6 +352,12 @@ pub trait VolumeOpener: Send + Sync + fmt::Debug {
     /// As [`open`](Self::open).
     fn inspect(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
         self.open(id)
+    }
+
+    /// Tells that a pod could not get a volume, and not for a reason of the pod: the disk, or the kernel, may fail.
+    /// Default: nothing happens.
+    fn report_failure(&self, id: &VolumeId) {
+        let _ = id;
     }
 }
 

@@ -47,6 +47,11 @@ pub(crate) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Byt
     }
 }
 
+/// The inode limit of a volume of this capacity that is a directory, of a class that sets none.
+pub(crate) fn default_inodes(capacity: Bytes) -> Inodes {
+    Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES))
+}
+
 /// The inode limit of a volume of this capacity and class that is a directory.
 pub(crate) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inodes, ClaimRejection> {
     let parameters = ClassParameters::read(class.parameters.as_ref());
@@ -106,7 +111,7 @@ impl<'a> ClassParameters<'a> {
     }
 
     fn inode_limit(&self, capacity: Bytes) -> Inodes {
-        self.inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)))
+        self.inodes.unwrap_or_else(|| default_inodes(capacity))
     }
 
     /// The kind of a volume with a file system.

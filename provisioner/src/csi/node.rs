@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::guard::InFlightCalls;
 use super::mounter::{FileId, TargetConflict, TargetMountError, VolumeMounter};
@@ -260,7 +260,15 @@ impl Node for NodeService {
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let wanted = PublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
         let (id, target) = (wanted.id.clone(), wanted.target.clone());
-        let already_published = self.run_exclusive(&id, move |volumes| volumes.publish_volume(&wanted)).await;
+        let publish = move |volumes: &NodeVolumes| {
+            volumes.publish_volume(&wanted).inspect_err(|status| {
+                // The other codes are about the request, the target, or the pods on the node.
+                if status.code() == Code::Internal {
+                    volumes.volumes.report_failure(&wanted.id);
+                }
+            })
+        };
+        let already_published = self.run_exclusive(&id, publish).await;
         let already_published = already_published.inspect_err(|status| {
             tracing::warn!(volume = %id, target_path = %target, "publish volume: {}", status.message());
         })?;

@@ -37,7 +37,7 @@ impl KindMarks {
 
     /// The kind of the volume or the snapshot in this directory.
     pub(super) fn read(&self, id: &StoredId, dir: &Dir) -> Result<VolumeKind, DirStoreError> {
-        let kind = read_mark(self.marks.get(), id.as_str())?;
+        let kind = self.read_marked(id)?;
         // An image that is taken for a directory would show its pod the file, and not the device or file
         // system in it.
         if kind == VolumeKind::Directory && self.has_lost_mark(dir)? {
@@ -45,6 +45,11 @@ impl KindMarks {
             return Err(DirStoreError::InvalidKind { path });
         }
         Ok(kind)
+    }
+
+    /// The kind by the mark alone: for who knows from elsewhere that a volume without one is a directory.
+    pub(super) fn read_marked(&self, id: &StoredId) -> Result<VolumeKind, DirStoreError> {
+        read_mark(self.marks.get(), id.as_str())
     }
 
     /// Returns whether a directory without a mark has lost it: volumes that are directories have an inode limit, which

@@ -42,17 +42,17 @@ impl VolumeLimits {
     }
 
     /// Sets the limits of a volume that has lost them, for all that is in it. Repeated after a kill, it completes them.
-    pub(super) fn restore(&self, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
+    /// Returns the number of files and directories that don't count all the same.
+    pub(super) fn restore(&self, dir: &Dir, limits: QuotaLimits) -> Result<u64, DirStoreError> {
         let limited = self.quota.limit_tree(dir.as_fd(), limits.into());
         let (_, tree) = limited.map_err(|error| quota_error(dir, error))?;
-        let uncounted = tree.special + tree.foreign + tree.immutable;
-        if uncounted > 0 {
-            let path = dir.path().display();
-            tracing::warn!(uncounted, "files and directories in {path} don't count against its limits");
-        }
         // Makes what the walk has changed durable, too, which is why it is not that of a resize.
-        rustix::fs::syncfs(dir)
-            .map_err(|errno| DirStoreError::SyncLimits { path: dir.path().to_owned(), source: errno.into() })
+        rustix::fs::syncfs(dir).map_err(|errno| DirStoreError::SyncLimits {
+            path: dir.path().to_owned(),
+            source: errno.into(),
+        })?;
+        // Symbolic links and device nodes can't be changed, and have no data.
+        Ok(tree.foreign + tree.immutable)
     }
 
     /// Returns whether all that is in a directory, and nothing else, counts against its limits.

@@ -9,6 +9,7 @@ use nodekeel_fsquota::{Bytes, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, FileOperation};
 use tokio::sync::mpsc::{self, Receiver};
 
+use crate::claim::size;
 use crate::dir_store::capacity::CapacityLedger;
 use crate::dir_store::copies::CopyStore;
 use crate::dir_store::eraser::{EraseQueue, Eraser};
@@ -29,7 +30,7 @@ use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::dir_store::unpublished::UnpublishedMarks;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::image::{Formatter, VolumeKind, directory_limits, promised_bytes};
+use crate::image::{Formatter, VolumeKind, directory_limits, has_directory_limits, promised_bytes};
 use crate::snapshot::{SnapshotId, StoredId};
 use crate::step::{StepRunner, VolumeStep};
 use crate::store::{FoundLimits, OpenVolume, VolumeUsage};
@@ -245,31 +246,53 @@ impl OpenStore {
         Ok(Some(VolumeUsage { limits: visible_limits(kind, &dir, status.limits)?, usage: status.usage }))
     }
 
-    /// The limits of a volume as the kernel has them; `None` if it does not exist. The caller holds its lock.
-    pub(super) fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, DirStoreError> {
+    /// The limits of a volume as the kernel has them; `None` if it does not exist. The caller holds its lock, and knows
+    /// whether it is an image.
+    pub(super) fn find_limits(
+        &self,
+        id: &VolumeId,
+        is_image: bool,
+    ) -> Result<Option<FoundLimits>, DirStoreError> {
         let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
-        let (status, kind) =
-            (self.parts.limits.find_status(&dir)?, self.parts.kinds.read(&id.clone().into(), &dir)?);
-        let Some(status) = status else {
+        let kind = self.known_kind(id, &dir, is_image)?;
+        let Some(status) = self.parts.limits.find_status(&dir)? else {
             let (limits, usage) = Default::default();
             return Ok(Some(FoundLimits { limits, usage, is_own: false }));
         };
-        // The directory of an image needs a limit, too, which its size does not tell.
-        let is_limited = status.limits.bytes.is_some();
-        let limits =
-            if is_limited { visible_limits(kind, &dir, status.limits)? } else { QuotaLimits::default() };
+        let limits = match kind {
+            VolumeKind::Directory => status.limits,
+            // The directory of an image needs its limits, too, which the size does not tell.
+            VolumeKind::Image(_) if !has_directory_limits(image_size(&dir)?, status.limits) => {
+                QuotaLimits::default()
+            }
+            VolumeKind::Image(_) => visible_limits(kind, &dir, status.limits)?,
+        };
         Ok(Some(FoundLimits { limits, usage: status.usage, is_own: self.parts.limits.is_own(&dir)? }))
     }
 
-    /// Sets the limits of a volume that has lost them; `None` if it does not exist. The caller holds its lock.
+    /// The kind of a volume whose PersistentVolume says whether it is an image. One that is none needs no limits for
+    /// it to be seen: its pod may have a file of the name of an image.
+    fn known_kind(&self, id: &VolumeId, dir: &Dir, is_image: bool) -> Result<VolumeKind, DirStoreError> {
+        let stored = StoredId::from(id.clone());
+        if is_image {
+            return self.parts.kinds.read(&stored, dir);
+        }
+        match self.parts.kinds.read_marked(&stored)? {
+            VolumeKind::Directory => Ok(VolumeKind::Directory),
+            found => Err(DirStoreError::OtherKind { id: stored, found, wanted: VolumeKind::Directory }),
+        }
+    }
+
+    /// Sets the limits of a volume that has lost them; `None` if it does not exist. Without an inode limit, it is an
+    /// image. Returns the number of files and directories that don't count all the same. The caller holds its lock.
     pub(super) fn restore_limits(
         &self,
         id: &VolumeId,
         limits: QuotaLimits,
-    ) -> Result<Option<()>, DirStoreError> {
+    ) -> Result<Option<u64>, DirStoreError> {
         self.location.require_identity()?;
         let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
-        let (of_directory, promised) = match self.parts.kinds.read(&id.clone().into(), &dir)? {
+        let (of_directory, promised) = match self.known_kind(id, &dir, limits.inodes.is_none())? {
             VolumeKind::Directory => (limits, limits.bytes),
             VolumeKind::Image(_) => {
                 let size = image_size(&dir)?;
@@ -278,10 +301,8 @@ impl OpenStore {
         };
         // Before they are set: what can't be limited is promised all the same.
         self.ledger.set_limit(id.as_str(), promised);
-        self.parts
-            .steps
-            .run_step(VolumeStep::ResizeLimits, || self.parts.limits.restore(&dir, of_directory))?;
-        Ok(Some(()))
+        let restore = || self.parts.limits.restore(&dir, of_directory);
+        self.parts.steps.run_step(VolumeStep::ResizeLimits, restore).map(Some)
     }
 
     /// Removes a volume or a snapshot, if it exists; its data are erased later. The caller holds its lock.
@@ -361,31 +382,36 @@ impl OpenStore {
     }
 
     /// Sets the limit of a volume again that has none, or that of another one, before a pod writes into it: what was
-    /// promised to it is known since the start. A failure is logged, and the next audit reports it: the data must stay
-    /// readable.
-    fn restore_lost_limit(&self, id: &VolumeId, dir: &Dir) {
+    /// promised to it is known since the start. A failure is logged, and fails no pod: the data must stay readable, and who
+    /// compares the limits of published volumes reports it. Returns the number of files and directories that don't
+    /// count all the same, if the limit was lost.
+    fn restore_lost_limit(&self, id: &VolumeId, dir: &Dir) -> Option<u64> {
         let _held = self.parts.locks.lock(id.as_str());
         let restore = || {
             let status = self.parts.limits.find_status(dir)?;
             if status.is_some_and(|status| status.limits.bytes.is_some()) && self.parts.limits.is_own(dir)? {
-                return Ok(());
+                return Ok(None);
             }
-            let Some(bytes) = self.ledger.promise_of(id.as_str()) else { return Ok(()) };
+            let Some(bytes) = self.ledger.promise_of(id.as_str()) else { return Ok(None) };
             tracing::warn!(volume = %id, bytes = bytes.0, "the volume has lost its limit: setting it again");
-            let inodes = status.and_then(|status| status.limits.inodes);
-            self.parts.limits.restore(dir, QuotaLimits { bytes: Some(bytes), inodes })
+            // Not those that were found: they may be of another volume's project. Without any, a file of the name of an
+            // image would make it one.
+            let inodes = Some(size::default_inodes(bytes));
+            self.parts.limits.restore(dir, QuotaLimits { bytes: Some(bytes), inodes }).map(Some)
         };
-        if let Err(error) = restore() {
+        restore().unwrap_or_else(|error: DirStoreError| {
             tracing::warn!(volume = %id, "set the limit of the volume again: {}", format_chain(&error));
-        }
+            None
+        })
     }
 
-    /// Opens a volume, if it exists. For a pod, it counts as published before it is open.
+    /// Opens a volume, if it exists. For a pod, it counts as published before it is open. Also returns how much in it does
+    /// not count, if it had lost its limit, and has it again.
     pub(super) fn open_volume(
         &self,
         id: &VolumeId,
         reason: OpenReason,
-    ) -> Result<Option<OpenVolume>, DirStoreError> {
+    ) -> Result<Option<(OpenVolume, Option<u64>)>, DirStoreError> {
         self.location.require_identity()?;
         self.location.check()?;
         if reason == OpenReason::Publish {
@@ -395,13 +421,14 @@ impl OpenStore {
         let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
         let format = match self.parts.kinds.read(&id.clone().into(), &dir)? {
             VolumeKind::Directory => {
-                if reason == OpenReason::Publish {
-                    self.restore_lost_limit(id, &dir);
-                }
+                let restored = match reason {
+                    OpenReason::Publish => self.restore_lost_limit(id, &dir),
+                    OpenReason::Inspect => None,
+                };
                 let failed =
                     |source| DirStoreError::Directory(DirError::new(FileOperation::Open, dir.path(), source));
                 let duplicated = dir.as_fd().try_clone_to_owned().map_err(failed)?;
-                return Ok(Some(OpenVolume::Directory(duplicated)));
+                return Ok(Some((OpenVolume::Directory(duplicated), restored)));
             }
             VolumeKind::Image(format) => format,
         };
@@ -409,6 +436,6 @@ impl OpenStore {
             OpenReason::Publish => open_image(&dir)?,
             OpenReason::Inspect => read_image(&dir)?,
         };
-        Ok(Some(OpenVolume::Image { file: file.into(), format }))
+        Ok(Some((OpenVolume::Image { file: file.into(), format }, None)))
     }
 }

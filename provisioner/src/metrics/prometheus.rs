@@ -31,7 +31,7 @@ type MetricLabels = Vec<(&'static str, String)>;
 /// - `controller_persistentvolume_audit_unread`: files and directories that the last audit could not inspect.
 /// - `controller_persistentvolume_over_limit`: volumes that use more than their limits, as of the last audit.
 /// - `controller_persistentvolume_wrong_limits`: volumes whose limits are not those of their PersistentVolume and can't be
-///   set, as of the last comparison; `controller_persistentvolume_restored_limits_total`: limits that were set again;
+///   set, or that have files which don't count against them; `controller_persistentvolume_restored_limits_total`: limits that were set again;
 /// - `csistoragecapacities_desired_goal`, `csistoragecapacities_desired_current` and `csistoragecapacities_obsolete`: the
 ///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.

@@ -7,14 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
+use nodekeel_fsquota::{AuditOptions, Bytes, Inodes, QuotaLimits, QuotaUsage};
 use tokio::sync::{Notify, watch};
 
 use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
-use crate::store::{ErrorSource, FoundLimits, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store::{
+    ErrorSource, FoundLimits, LimitAudit, PublishAttempts, VolumeStore, VolumeStoreError, VolumeUsage,
+    larger_limit,
+};
 
 /// Creation time of all snapshots, since 1970.
 const CREATED: Duration = Duration::from_secs(1_700_000_000);
@@ -36,7 +39,8 @@ struct MemStoreState {
     probes: u32,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
-    audit: Option<AuditSummary>,
+    audit: Option<LimitAudit>,
+    publishes: watch::Sender<PublishAttempts>,
     changed: Arc<Notify>,
     snapshots: BTreeMap<SnapshotId, (SnapshotInfo, VolumeUsage)>,
     /// Volumes that were not empty when they were created, and are not known to be published.
@@ -87,6 +91,11 @@ impl MemStore {
         }
     }
 
+    /// The limits of a volume; `None` if it does not exist.
+    pub fn limits_of(&self, id: &VolumeId) -> Option<QuotaLimits> {
+        self.lock_state().volumes.get(id).map(|volume| volume.limits)
+    }
+
     /// The kind of a volume; `None` if it does not exist.
     pub fn volume_kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         let state = self.lock_state();
@@ -94,8 +103,13 @@ impl MemStore {
     }
 
     /// Sets what audits find from now on; before, limits of this store can't be left.
-    pub fn set_audit(&self, summary: AuditSummary) {
-        self.lock_state().audit = Some(summary);
+    pub fn set_audit(&self, audit: LimitAudit) {
+        self.lock_state().audit = Some(audit);
+    }
+
+    /// Records attempts to open volumes for pods: this store opens none.
+    pub fn set_publishes(&self, attempts: PublishAttempts) {
+        self.lock_state().publishes.send_replace(attempts);
     }
 
     /// Number of times that a volume with this id was created (a `create` of an existing volume does not count).
@@ -252,12 +266,12 @@ impl VolumeStore for MemStore {
         Ok(())
     }
 
-    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
+    async fn find_limits(&self, id: &VolumeId, _: bool) -> Result<Option<FoundLimits>, VolumeStoreError> {
         let VolumeUsage { limits, usage } = self.usage(id).await?;
         Ok(Some(FoundLimits { limits, usage, is_own: true }))
     }
 
-    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<u64, VolumeStoreError> {
         let mut state = self.lock_state();
         if let Some(source) = state.next_failure() {
             return Err(VolumeStoreError::Resize { id: id.clone(), source });
@@ -265,7 +279,15 @@ impl VolumeStore for MemStore {
         let missing = || VolumeStoreError::NotFound { id: id.clone() };
         state.volumes.get_mut(id).ok_or_else(missing)?.limits = limits;
         state.changed.notify_waiters();
-        Ok(())
+        Ok(0)
+    }
+
+    async fn wait_for_publish(&self) -> PublishAttempts {
+        let publishes = self.lock_state().publishes.clone();
+        let mut attempts = publishes.subscribe();
+        // Fails only if the store is gone.
+        let _ = attempts.wait_for(|attempts| *attempts != PublishAttempts::default()).await;
+        publishes.send_replace(PublishAttempts::default())
     }
 
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
@@ -325,8 +347,8 @@ impl VolumeStore for MemStore {
         fault.map_or(Ok(()), |source| Err(VolumeStoreError::Probe { source }))
     }
 
-    async fn audit_limits(&self, _: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
-        Ok(self.lock_state().audit)
+    async fn audit_limits(&self, _: AuditOptions) -> Result<Option<LimitAudit>, VolumeStoreError> {
+        Ok(self.lock_state().audit.clone())
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {

@@ -48,7 +48,8 @@ async fn an_imported_volume_counts_all_its_files_and_cannot_exceed_its_limits() 
             assert!(usage.usage.bytes >= Bytes(DATA_BYTES as u64), "{context}: {usage:?}");
             assert_limited(&base.join("volumes").join(id.as_str()), &context);
         }
-        let audit = store.audit_limits(AuditOptions::default()).await.expect("an audit").expect("a summary");
+        let audit =
+            store.audit_limits(AuditOptions::default()).await.expect("an audit").expect("a summary").summary;
         assert_eq!((audit.escaped.bytes, audit.outside.bytes), (Bytes(0), Bytes(0)), "{kind:?}: {audit:?}");
     }
 }

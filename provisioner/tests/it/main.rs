@@ -17,6 +17,7 @@ mod import_limits;
 mod kill_sample;
 mod kills;
 mod kube;
+mod lost_limits;
 mod manifests;
 mod parsers;
 mod power_cut;

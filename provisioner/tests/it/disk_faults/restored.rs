@@ -52,7 +52,8 @@ async fn check_lost_limits(kind: FileSystem) {
         for is_published in [false, true] {
             let case = format!("{kind:?}, {loss}, published: {is_published}");
             lose();
-            let found = store.find_limits(&id(1)).await.expect("readable").expect("limits can be lost");
+            let found =
+                store.find_limits(&id(1), false).await.expect("readable").expect("limits can be lost");
             assert!(found.limits.bytes.is_none() || !found.is_own, "{case}: {found:?}");
             if is_published {
                 // A pod comes before the next audit: what was promised is known.
@@ -61,7 +62,8 @@ async fn check_lost_limits(kind: FileSystem) {
             } else {
                 store.restore_limits(&id(1), LIMITS).await.expect("set again");
             }
-            let found = store.find_limits(&id(1)).await.expect("readable").expect("limits can be lost");
+            let found =
+                store.find_limits(&id(1), false).await.expect("readable").expect("limits can be lost");
             assert_eq!((found.limits.bytes, found.is_own), (LIMITS.bytes, true), "{case}");
             // All that was restored counts, and what is written below stops at the limit.
             assert!(found.usage.bytes >= Bytes(MIB) && found.usage.inodes == Inodes(3), "{case}: {found:?}");

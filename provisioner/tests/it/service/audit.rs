@@ -6,7 +6,7 @@ use std::time::Duration;
 use nodekeel_fsquota::AuditSummary;
 use nodekeel_provisioner::testing::MemStore;
 use nodekeel_provisioner::testing::objects::sample_identity;
-use nodekeel_provisioner::{ProvisionerConfig, VolumeMetrics};
+use nodekeel_provisioner::{LimitAudit, ProvisionerConfig, VolumeMetrics};
 
 use super::harness::{TestNode, advance_time, test_api, test_deps};
 
@@ -36,7 +36,7 @@ async fn limits_are_audited_at_the_start_and_again_after_the_interval() {
     let find = |files: u64| {
         let mut summary = AuditSummary::default();
         summary.escaped.inodes.0 = files;
-        store.set_audit(summary);
+        store.set_audit(LimitAudit { summary, ..LimitAudit::default() });
     };
     find(2);
     let deps = nodekeel_provisioner::Deps { metrics: Arc::clone(&audits) as _, ..test_deps(&api, &store) };

@@ -7,14 +7,18 @@ use std::time::Duration;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
-use nodekeel_provisioner::testing::{FakeApi, MemStore};
-use nodekeel_provisioner::{Deps, DirStore, Provisioner, ProvisionerConfig, VolumeStore as _};
+use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_identity};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::{
+    Deps, DirStore, LimitAudit, Provisioner, ProvisionerConfig, PublishAttempts, VolumeStore as _,
+};
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::dir_node::deps_of;
 use super::harness::{
     ApiFixture as _, RunningProvisioner, advance_time, id, test_api, test_deps, wait_bound, wait_for_event,
+    wait_until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -80,6 +84,109 @@ async fn limits_that_can_not_be_set_are_a_condition_until_they_are() {
     store.set_usage(&id(1), QuotaUsage { bytes: Bytes(40 * MIB), inodes: Inodes(9) });
     advance_time(61).await;
     assert_eq!((limits(&store).await, conditions(&api)), (PROMISED, [2, 2]));
+    running.stop().await;
+}
+
+/// A pod gets the volume, and then the limits are compared: the next audit is hours away.
+fn publish(store: &MemStore) {
+    store.set_publishes(PublishAttempts { volumes: [id(1)].into(), ..PublishAttempts::default() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_are_compared_at_a_publish_and_an_expansion_and_retried_without_an_audit() {
+    let (api, store, start) = (test_api(), MemStore::default(), Instant::now());
+    let running = RunningProvisioner::start(test_deps(&api, &store));
+    api.create_claim(1, json!({}));
+    wait_bound(&api, "claim-1").await;
+    store.set_limits(&id(1), QuotaLimits::default());
+    publish(&store);
+    advance_time(1).await;
+    assert_eq!((limits(&store).await, conditions(&api)), (PROMISED, [0, 0]));
+
+    store.set_limits(&id(1), QuotaLimits::default());
+    store.fail_next("no quota");
+    store.fail_next("no quota");
+    publish(&store);
+    wait_until(&api, |api| conditions(api) == [1, 1]).await;
+    assert_eq!(limits(&store).await, PROMISED);
+
+    let large = QuotaLimits { bytes: Some(Bytes(999 * MIB)), ..PROMISED };
+    store.set_limits(&id(1), large);
+    store.set_usage(&id(1), QuotaUsage { bytes: Bytes(60 * MIB), inodes: Inodes(9) });
+    publish(&store);
+    wait_until(&api, |api| conditions(api) == [2, 1]).await;
+    let request = json!({ "spec": { "resources": { "requests": { "storage": "100Mi" } } } });
+    api.patch_object(ObjectKind::Claim, "claim-1", request);
+    wait_until(&api, |api| conditions(api) == [2, 2]).await;
+    assert_eq!(limits(&store).await.bytes, Some(Bytes(100 * MIB)));
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_does_not_answer_makes_no_limits_wrong() {
+    let (api, store, start) = (test_api(), MemStore::default(), Instant::now());
+    let class =
+        json!({ "metadata": { "name": "few" }, "driverName": DRIVER, "parameters": { "inodes": "123" } });
+    api.create_object(ObjectKind::AttributesClass, class);
+    let running = RunningProvisioner::start(test_deps(&api, &store));
+    api.create_claim(1, json!({ "spec": { "volumeAttributesClassName": "few" } }));
+    wait_bound(&api, "claim-1").await;
+    store.set_limits(&id(1), QuotaLimits::default());
+    for fault in [RequestFault::Status(500), RequestFault::Unreachable] {
+        api.fail_next(RequestVerb::Get, ObjectKind::AttributesClass, fault);
+    }
+    publish(&store);
+    wait_until(&api, |_| store.limits_of(&id(1)).is_some_and(|limits| limits.inodes == Some(Inodes(123))))
+        .await;
+    assert_eq!(limits(&store).await.bytes, PROMISED.bytes);
+    assert_eq!(conditions(&api), [0, 0]);
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_do_not_count_and_a_capacity_that_is_none_are_conditions_until_the_next_audit() {
+    let (api, store) = (test_api(), MemStore::default());
+    let running = start(test_deps(&api, &store));
+    api.create_claim(1, json!({}));
+    wait_bound(&api, "claim-1").await;
+    let uncounted = |count| LimitAudit { uncounted: [(id(1), count)].into(), ..LimitAudit::default() };
+    store.set_audit(uncounted(3));
+    wait_until(&api, |api| conditions(api) == [1, 0]).await;
+    let notes = api.event_notes("claim-1");
+    assert!(
+        notes.iter().any(|note| note.contains("3 files and directories") && note.contains("--repair")),
+        "{notes:?}"
+    );
+    store.set_audit(LimitAudit::default());
+    wait_until(&api, |api| conditions(api) == [1, 1]).await;
+
+    // The limits were set again for a pod, and not for all that is in the volume.
+    let restored = [(id(1), 2)].into();
+    store.set_publishes(PublishAttempts { volumes: [id(1)].into(), restored, has_failed: false });
+    wait_until(&api, |api| conditions(api) == [2, 1]).await;
+    wait_until(&api, |api| conditions(api) == [2, 2]).await;
+
+    let capacity = |size: &str| json!({ "spec": { "capacity": { "storage": size } } });
+    api.patch_object(ObjectKind::Volume, id(1).as_str(), capacity("much"));
+    wait_until(&api, |api| conditions(api) == [3, 2]).await;
+    let notes = api.event_notes("claim-1");
+    assert!(notes.iter().any(|note| note.contains("kubectl edit pv")), "{notes:?}");
+    api.patch_object(ObjectKind::Volume, id(1).as_str(), capacity("50Mi"));
+    wait_until(&api, |api| conditions(api) == [3, 3]).await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_publish_has_the_store_probed() {
+    let (api, store) = (test_api(), MemStore::default());
+    let running = RunningProvisioner::start(test_deps(&api, &store));
+    wait_until(&api, |_| store.probe_count() == 1).await;
+    advance_time(1).await;
+    store.set_publishes(PublishAttempts { has_failed: true, ..PublishAttempts::default() });
+    advance_time(1).await;
+    assert_eq!(store.probe_count(), 2);
     running.stop().await;
 }
 
