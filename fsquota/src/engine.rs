@@ -192,6 +192,12 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         Ok(matches!(self.project_claim(dir)?, ProjectClaim::Marked { is_complete: true, .. }))
     }
 
+    /// The projects that a directory and its mark name.
+    pub(crate) fn named_projects(&self, dir: BorrowedFd<'_>) -> Result<impl Iterator<Item = u32>, Error> {
+        let marked = self.owner_mark(dir)?.map(|mark| mark.project);
+        Ok([self.project_tag(dir)?.project].into_iter().chain(marked))
+    }
+
     /// The project, or 0, that entries of the tree still have, because giving the tree its own project was started and
     /// not finished.
     pub(crate) fn previous_project(&self, dir: BorrowedFd<'_>) -> Result<Option<u32>, Error> {

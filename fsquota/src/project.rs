@@ -111,10 +111,12 @@ impl ProjectQuota {
         dir: BorrowedFd<'_>,
         change: QuotaChange,
     ) -> Result<(QuotaStatus, TreeSummary), Error> {
+        // Entries may have the project that another program has given to the directory, or the one that it had before.
+        let had = self.engine.named_projects(dir)?;
         // The directory first: its new entries inherit the project, and the walk changes the old ones.
         let status = self.engine.set_limits(dir, change, NonEmptyPolicy::Accept)?;
         let previous = self.engine.previous_project(dir)?;
-        let from: Vec<u32> = [0].into_iter().chain(previous).collect();
+        let from: Vec<u32> = [0].into_iter().chain(previous).chain(had).collect();
         let changed = tree::retag_tree(dir, &from, status.project.get())?;
         // Last: after a kill before it, a repeated call reads from the mark which project the entries may
         // still have.
