@@ -456,6 +456,13 @@ impl VolumeStore for DirStore {
         }
     }
 
+    async fn check_format(&self, format: ImageFormat) -> Result<(), VolumeStoreError> {
+        let directories = self.slot.program_directories().to_owned();
+        let checked = tokio::task::spawn_blocking(move || format.check_program(&directories)).await;
+        // The runtime shuts down: nothing is known.
+        checked.unwrap_or(Ok(())).map_err(|source| VolumeStoreError::Probe { source: Box::new(source) })
+    }
+
     async fn audit_limits(&self, options: AuditOptions) -> Result<Option<LimitAudit>, VolumeStoreError> {
         let is_canceled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
@@ -662,8 +669,8 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let open = || Dir::open(base.path()).expect("the base");
         let (path, failing) = (base.path().to_owned(), Arc::new(MemQuota::new()));
-        let mut options = DirStoreOptions::default();
-        options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
+        let opener = move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _));
+        let options = DirStoreOptions { opener: Some(Arc::new(opener)), ..DirStoreOptions::default() };
         let store = DirStore::with_options(open(), Arc::clone(&failing) as _, options).expect("a store");
         store.create_identity().await.expect("an identity");
         failing.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::Other);

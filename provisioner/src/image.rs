@@ -48,7 +48,7 @@ pub enum VolumeKind {
 }
 
 /// The content of a volume's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ImageFormat {
     /// The content of a block device: nothing of ours.

@@ -1,5 +1,6 @@
 //! The provisioner service: its dependencies, its configuration, and its run.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -20,6 +21,7 @@ use crate::controller;
 use crate::deletion::reservation::VolumeGuard;
 use crate::failure::FailureReporter;
 use crate::identity::ProvisionerIdentity;
+use crate::image::ImageFormat;
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::loss::store::StoreRejection;
 use crate::metrics::VolumeMetrics;
@@ -201,6 +203,12 @@ impl Provisioner {
     /// failure of the store, each minute, and every other second while it can't.
     pub fn ability(&self) -> Ability {
         self.served.ability()
+    }
+
+    /// The formats of strict volumes that can't be created on this node, with the reason: the program that makes the file
+    /// system is missing. All other volumes can be created. As of the last probe, like [`ability`](Self::ability).
+    pub fn missing_formats(&self) -> BTreeMap<ImageFormat, String> {
+        self.served.missing_formats().clone()
     }
 
     /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of

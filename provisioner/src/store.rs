@@ -228,6 +228,16 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Looks whether the node has the program that makes the file system of volumes of this format. Default: success, for a
+    /// store that needs none.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Probe`]: no volume of this format can be created now, but those of other formats can.
+    async fn check_format(&self, format: ImageFormat) -> Result<(), VolumeStoreError> {
+        let _ = format;
+        Ok(())
+    }
+
     /// Audits all volumes, and changes nothing: files that left the limits of their volume, or that count for
     /// another one. `None`, the default: limits of this store can't be left.
     ///

@@ -62,7 +62,9 @@ fn build_router(state: HttpState) -> Router {
                 _ => None,
             };
             metrics.set_volumes(is_served, store.list().await.ok().map(|volumes| volumes.len()));
-            metrics.set_ability(&provisioner.ability());
+            let ability = provisioner.ability();
+            metrics.set_ability(&ability);
+            metrics.set_formats(&ability, &provisioner.missing_formats());
             let text = metrics.encode_text(&store, registered.as_ref(), is_up);
             ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)
         }

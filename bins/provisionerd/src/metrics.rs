@@ -1,8 +1,9 @@
 //! The Prometheus metrics.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use nodekeel_provisioner::{Ability, DirStore, PrometheusMetrics, StoreCapacity};
+use nodekeel_provisioner::{Ability, DirStore, ImageFormat, PrometheusMetrics, StoreCapacity};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,6 +22,7 @@ pub(crate) struct DaemonMetrics {
     store_served: Family<Vec<(&'static str, &'static str)>, Gauge>,
     /// Without a value while it is not known.
     store_able: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    format_able: Family<Vec<(&'static str, &'static str)>, Gauge>,
     erasing: Gauge,
     erasing_bytes: Gauge,
     registered: Gauge,
@@ -48,6 +50,12 @@ impl DaemonMetrics {
             "provisionerd_store_able",
             "Whether volumes can be created, as the last probe of the directory has found, and the cause if not",
             Family::clone(&store_able),
+        );
+        let format_able = Family::default();
+        registry.register(
+            "provisionerd_format_able",
+            "Whether the program that makes the file system of strict volumes is on the node",
+            Family::clone(&format_able),
         );
         registry.register(
             "provisionerd_volumes_erasing_bytes",
@@ -88,6 +96,7 @@ impl DaemonMetrics {
             volumes,
             store_served,
             store_able,
+            format_able,
             erasing_bytes,
             node_label,
             store_bytes,
@@ -123,6 +132,16 @@ impl DaemonMetrics {
             _ => return,
         };
         self.store_able.get_or_create(&vec![("cause", cause)]).set(is_able.into());
+    }
+
+    /// Sets of which formats strict volumes can be created; nothing is known before the node is known to be able.
+    pub(crate) fn set_formats(&self, ability: &Ability, missing: &BTreeMap<ImageFormat, String>) {
+        self.format_able.clear();
+        let formats = ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some());
+        for format in formats.filter(|_| *ability != Ability::Unknown) {
+            let gauge = self.format_able.get_or_create(&vec![("format", format.as_str())]);
+            gauge.set((!missing.contains_key(&format)).into());
+        }
     }
 
     /// Sets whether pods can be scheduled to the node's volumes.

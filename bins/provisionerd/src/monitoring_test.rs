@@ -38,6 +38,7 @@ fn exported_metrics() -> Metrics {
     metrics.meter.record_api_error("watch");
     metrics.set_volumes(Some(true), Some(1));
     metrics.set_ability(&Ability::Able);
+    metrics.set_formats(&Ability::Able, &BTreeMap::new());
     let space = DiskSpace { total: Bytes(8 << 30), free: Bytes(4 << 30) };
     let capacity = CapacityPolicy::default().store_capacity(space, Bytes(0), Bytes(1 << 30));
     metrics.set_capacity(Some(capacity));

@@ -1,5 +1,6 @@
 //! Probes the store, and records whether the node can create volumes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use tokio::time::{sleep, timeout};
 use crate::ability::Ability;
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
+use crate::error_chain::format_chain;
+use crate::image::ImageFormat;
 use crate::loss::status::ServedStore;
 use crate::store::VolumeStore;
 
@@ -56,6 +59,10 @@ impl StoreProber {
 
     /// Probes the store once, and returns whether it can be used.
     async fn probe(&self) -> bool {
+        // First: once the store is known to be able, so is of which formats. One that is not lacks them all.
+        if self.served.ability().inability().is_none() {
+            self.check_formats().await;
+        }
         let answer = timeout(PROBE_TIMEOUT, self.store.probe()).await.ok();
         let ability = Ability::of_probe(answer, PROBE_TIMEOUT);
         let is_able = ability.is_able();
@@ -75,6 +82,26 @@ impl StoreProber {
             }
         }
         is_able
+    }
+
+    /// Looks for the programs that make the file systems of strict volumes. A missing one concerns these alone.
+    async fn check_formats(&self) {
+        let mut missing = BTreeMap::new();
+        for format in ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some()) {
+            match timeout(PROBE_TIMEOUT, self.store.check_format(format)).await {
+                Ok(Err(error)) => drop(missing.insert(format, format_chain(&error))),
+                // A system that is slow lacks nothing.
+                Ok(Ok(())) | Err(_) => {}
+            }
+        }
+        for (format, why) in &missing {
+            if !self.served.missing_formats().contains_key(format) {
+                tracing::error!("this node can't create strict volumes of {format}: {why}");
+            }
+        }
+        if self.served.set_missing_formats(missing) {
+            self.claims.requeue_unselected();
+        }
     }
 }
 

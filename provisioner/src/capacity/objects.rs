@@ -7,7 +7,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use nodekeel_fsquota::Bytes;
 
+use crate::claim::size::strict_format;
 use crate::identity::ProvisionerIdentity;
+use crate::image::ImageFormat;
 use crate::node::NodeFacts;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::{MAX_AMOUNT, format_quantity, parse_quantity};
@@ -53,20 +55,26 @@ pub(crate) fn capacity_labels(identity: &ProvisionerIdentity) -> BTreeMap<String
 }
 
 /// The objects that this node should have: one for each class whose volumes the scheduler places, and may
-/// place here. They belong to the Node, and are deleted with it.
+/// place here. They belong to the Node, and are deleted with it. A class of strict volumes that can't be created
+/// (`missing`) has no capacity.
 pub(crate) fn wanted_capacities<'a>(
     identity: &ProvisionerIdentity,
     node: &NodeFacts,
     classes: impl IntoIterator<Item = &'a StorageClass>,
     available: Bytes,
+    missing: &BTreeMap<ImageFormat, String>,
 ) -> Vec<CSIStorageCapacity> {
     let is_served = |class: &&StorageClass| {
         class.provisioner == identity.driver.as_str()
             && waits_for_consumer(class)
             && allows_node(identity, Some(&node.labels), class)
     };
-    let names = classes.into_iter().filter(is_served).filter_map(|class| class.metadata.name.as_deref());
-    names.map(|class| wanted_capacity(identity, &node.uid, class, available)).collect()
+    let wanted = |class: &StorageClass| {
+        let is_missing = strict_format(class).is_some_and(|format| missing.contains_key(&format));
+        let available = if is_missing { Bytes(0) } else { available };
+        Some(wanted_capacity(identity, &node.uid, class.metadata.name.as_deref()?, available))
+    };
+    classes.into_iter().filter(is_served).filter_map(wanted).collect()
 }
 
 fn wanted_capacity(

@@ -1,5 +1,7 @@
 //! The CSIStorageCapacity objects of a node.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nodekeel_fsquota::Bytes;
@@ -19,7 +21,7 @@ fn class(name: &str, patch: Value) -> StorageClass {
 }
 
 fn wanted(classes: &[StorageClass], available: u64) -> Vec<CSIStorageCapacity> {
-    wanted_capacities(&sample_identity("node-a"), &node(), classes, Bytes(available))
+    wanted_capacities(&sample_identity("node-a"), &node(), classes, Bytes(available), &BTreeMap::new())
 }
 
 fn node() -> NodeFacts {
@@ -101,7 +103,7 @@ proptest! {
         let wanted = wanted(&wanted_classes.iter().map(named).collect::<Vec<_>>(), available);
         let mut found = Vec::new();
         for (number, damage) in &found_classes {
-            let [mut object] = wanted_capacities(&sample_identity("node-a"), &node(), &[named(number)], Bytes(7))
+            let [mut object] = wanted_capacities(&sample_identity("node-a"), &node(), &[named(number)], Bytes(7), &BTreeMap::new())
                 .try_into().expect("one");
             match damage {
                 0 => object.node_topology = None,

@@ -296,7 +296,8 @@ impl CapacityPublisher {
         if let Some(node) = self.node.facts() {
             let classes = self.classes.state();
             let classes = classes.iter().map(std::convert::AsRef::as_ref);
-            let wanted = wanted_capacities(&self.api.identity, &node, classes, available);
+            let missing = self.served.missing_formats().clone();
+            let wanted = wanted_capacities(&self.api.identity, &node, classes, available, &missing);
             self.write_objects(&wanted).await?;
         }
         Ok((capacity, again))

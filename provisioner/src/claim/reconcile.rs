@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::ability::{SelectedClaimAction, plan_selected_claim};
@@ -15,7 +16,7 @@ use crate::capacity::publisher::CapacityPublisher;
 use crate::claim::apply::{ClaimProvisioner, ProvisionOutcome};
 use crate::claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
 use crate::claim::peers::PeerObserver;
-use crate::claim::size::requested_capacity;
+use crate::claim::size::{requested_capacity, strict_format};
 use crate::claim::spec::ClaimRejection;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
@@ -72,7 +73,15 @@ impl ClaimReconciler {
                 }
                 let Some(class) = &class else { return Ok(NextRun::OnChange) };
                 match plan_selected_claim(&ability, spec.source.is_some()) {
-                    SelectedClaimAction::Provision => {}
+                    SelectedClaimAction::Provision => {
+                        // A copy has its file system already.
+                        let format = spec.kind.image_format().filter(|_| spec.source.is_none());
+                        let missing =
+                            format.and_then(|format| self.served.missing_formats().get(&format).cloned());
+                        if let Some(why) = missing {
+                            return self.give_up(claim, &why).await;
+                        }
+                    }
                     SelectedClaimAction::Deselect(why) => return self.give_up(claim, why).await,
                     SelectedClaimAction::Wait(why) => {
                         return Err(ReconcileError::NodeUnable { why: why.to_owned() });
@@ -83,7 +92,9 @@ impl ClaimReconciler {
                 self.provisioner.provision_claim(&spec, class, store.id(), may_reschedule).await?
             }
             // The end of its inability brings the claim back.
-            ClaimAction::SelectNode if !ability.is_able() => return Ok(NextRun::OnChange),
+            ClaimAction::SelectNode if !ability.is_able() || self.lacks_format(claim, class.as_deref()) => {
+                return Ok(NextRun::OnChange);
+            }
             ClaimAction::SelectNode => {
                 let Some(class) = &class else { return Ok(NextRun::OnChange) };
                 let hold = self.retries.remaining_hold(uid).unwrap_or_default();
@@ -144,6 +155,13 @@ impl ClaimReconciler {
         self.record_failed_provision(claim);
         self.retries.record_reschedule(uid);
         Ok(NextRun::OnChange)
+    }
+
+    /// Returns whether the file system of a claim's volume can't be made on this node.
+    fn lacks_format(&self, claim: &PersistentVolumeClaim, class: Option<&StorageClass>) -> bool {
+        let is_block = claim.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
+        let format = class.and_then(strict_format).filter(|_| !is_block);
+        format.is_some_and(|format| self.served.missing_formats().contains_key(&format))
     }
 
     /// Returns whether a claim that no scheduler places fits on this node; an invalid one does, to be rejected.

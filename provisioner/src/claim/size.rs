@@ -58,6 +58,11 @@ pub(crate) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inode
     parameters.map(|found| found.inode_limit(capacity)).map_err(|parameter| parameter.rejection(class))
 }
 
+/// The format of the strict volumes of a class; `None` if its volumes are directories, or it is invalid.
+pub(crate) fn strict_format(class: &StorageClass) -> Option<ImageFormat> {
+    ClassParameters::read(class.parameters.as_ref()).ok()?.kind().ok()?.image_format()
+}
+
 /// The kind and the limits of a volume of this capacity and class. The class does not change the kind of a block volume.
 pub(crate) fn volume_shape(
     capacity: Bytes,

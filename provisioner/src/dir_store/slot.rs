@@ -66,6 +66,10 @@ impl StoreSlot {
         &self.path
     }
 
+    pub(super) fn program_directories(&self) -> &[PathBuf] {
+        &self.options.program_directories
+    }
+
     pub(super) fn has_opener(&self) -> bool {
         self.options.opener.is_some()
     }

@@ -103,6 +103,15 @@ impl ImageFormat {
             Self::Xfs => Some("mkfs.xfs"),
         }
     }
+
+    /// Looks whether the node can make the file system: the program is in one of these directories, in `PATH` or in a
+    /// directory of system programs, and can be started. Blocks for as long as it prints its version.
+    ///
+    /// # Errors
+    /// [`FormatError::Missing`], [`FormatError::Start`], [`FormatError::Failed`] or [`FormatError::TimedOut`].
+    pub fn check_program(self, directories: &[PathBuf]) -> Result<(), FormatError> {
+        Formatter::new(directories.to_vec()).check_program(self)
+    }
 }
 
 impl Formatter {
@@ -130,6 +139,17 @@ impl Formatter {
         // The child opens it anew, from its beginning.
         let proto_path = format!("/proc/{}/fd/{}", std::process::id(), proto.as_raw_fd());
         self.run_program(program, xfs_arguments(proto_path), image, is_canceled)
+    }
+
+    fn check_program(&self, format: ImageFormat) -> Result<(), FormatError> {
+        let Some(program) = format.mkfs_program() else { return Ok(()) };
+        let nothing = File::open("/dev/null").map_err(|source| FormatError::Start { program, source })?;
+        let child = self.start_program(program, &["-V".into()], &nothing)?;
+        let (status, stderr) = wait_for_end(child, program, &|| false)?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(FormatError::Failed { program, status, stderr: first_line(&stderr) }),
+        }
     }
 
     fn run_program(
@@ -314,6 +334,10 @@ mod tests {
         let spec = ImageSpec { format: ImageFormat::Xfs, size: Bytes(300 << 20) };
         let error = formatter.format_image(&file, spec, &|| false).expect_err("it is /bin/false");
         assert!(matches!(&error, FormatError::Failed { program: "mkfs.xfs", .. }), "{error}");
+        formatter.check_program(ImageFormat::Xfs).expect_err("it is /bin/false");
+        for format in [ImageFormat::Block, ImageFormat::Ext4] {
+            formatter.check_program(format).expect("it is installed, or there is none");
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The state of a store: whether its volumes are served.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
 use crate::ability::{Ability, InabilityCause};
+use crate::image::ImageFormat;
 use crate::store_id::StoreIdentity;
 
 /// The state of a store as its provisioner sees it.
@@ -46,13 +48,15 @@ struct ServedState {
     status: watch::Sender<StoreStatus>,
     /// Of a store that is not served, it follows from the status.
     ability: watch::Sender<Ability>,
+    /// The formats of which no volume can be created although the store is able, with the reason.
+    missing_formats: Mutex<BTreeMap<ImageFormat, String>>,
 }
 
 impl ServedStore {
     pub(crate) fn new() -> Self {
         let (status, ability) =
             (watch::Sender::new(StoreStatus::Unknown), watch::Sender::new(Ability::Unknown));
-        Self(Arc::new(ServedState { status, ability }))
+        Self(Arc::new(ServedState { status, ability, missing_formats: Mutex::default() }))
     }
 
     pub(crate) fn status(&self) -> StoreStatus {
@@ -105,6 +109,23 @@ impl ServedStore {
             !is_same
         });
         last
+    }
+
+    /// The formats of which no volume can be created, with the reason.
+    pub(crate) fn missing_formats(&self) -> MutexGuard<'_, BTreeMap<ImageFormat, String>> {
+        self.0.missing_formats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets them. Returns whether they have changed; then who waits for a change of the ability is woken.
+    pub(crate) fn set_missing_formats(&self, missing: BTreeMap<ImageFormat, String>) -> bool {
+        let mut known = self.missing_formats();
+        if *known == missing {
+            return false;
+        }
+        *known = missing;
+        drop(known);
+        self.0.ability.send_modify(|_| {});
+        true
     }
 
     /// Waits until it is known whether volumes can be created, and returns that.

@@ -36,6 +36,8 @@ struct MemStoreState {
     /// The source of the error of each call that changes something.
     fault: Option<fn() -> ErrorSource>,
     is_hung: watch::Sender<bool>,
+    /// The format whose program is missing.
+    missing_format: Option<ImageFormat>,
     probes: u32,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
@@ -70,6 +72,11 @@ impl MemStore {
     /// Makes each probe wait, as on a disk that hangs, for as long as this is true.
     pub fn set_hung(&self, is_hung: bool) {
         self.lock_state().is_hung.send_replace(is_hung);
+    }
+
+    /// Makes the program that formats volumes of this format missing, and no other one.
+    pub fn set_missing_format(&self, format: Option<ImageFormat>) {
+        self.lock_state().missing_format = format;
     }
 
     /// Number of probes.
@@ -345,6 +352,15 @@ impl VolumeStore for MemStore {
         state.probes += 1;
         let fault = state.fault.map(|fault| fault());
         fault.map_or(Ok(()), |source| Err(VolumeStoreError::Probe { source }))
+    }
+
+    async fn check_format(&self, format: ImageFormat) -> Result<(), VolumeStoreError> {
+        match self.lock_state().missing_format {
+            Some(missing) if missing == format => {
+                Err(VolumeStoreError::Probe { source: format!("mkfs.{} is missing", format.as_str()).into() })
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn audit_limits(&self, _: AuditOptions) -> Result<Option<LimitAudit>, VolumeStoreError> {

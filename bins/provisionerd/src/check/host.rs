@@ -4,15 +4,15 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::DirStore;
 use nodekeel_provisioner::csi::BindMounter;
+use nodekeel_provisioner::{DirStore, ImageFormat, format_chain};
 
 use crate::check::CheckFinding;
 use crate::config::DaemonConfig;
@@ -149,6 +149,7 @@ pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
     findings.push(check_shared_mount(&config.kubelet.join("pods"), is_in_pod()));
     findings.extend(is_in_pod().then(|| check_block_targets(&config.kubelet)));
     findings.push(check_loop_devices(Path::new(LOOP_CONTROL)));
+    findings.extend(check_formats(&[]));
     // The probe works with any directory.
     let probe = || -> Result<()> {
         let dir = Dir::open(&config.kubelet)?;
@@ -159,6 +160,19 @@ pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
         probed.context("can't mount a volume: run as root, privileged, outside of user namespaces"),
     ));
     findings
+}
+
+/// Without the program of a format, only strict volumes of that format can't be created.
+fn check_formats(directories: &[PathBuf]) -> Vec<CheckFinding> {
+    let formats = ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some());
+    let check = |format: ImageFormat| match format.check_program(directories) {
+        Ok(()) => CheckFinding::Pass(format!("strict volumes of {format} can be created")),
+        Err(error) => CheckFinding::Warning(format!(
+            "strict volumes of {format} can't be created, and claims for them go to other nodes: {}",
+            format_chain(&error)
+        )),
+    };
+    formats.map(check).collect()
 }
 
 fn check_kubelet_dir(kubelet: &Path, below: &str) -> CheckFinding {
@@ -246,6 +260,17 @@ pub(super) fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_format_without_its_program_is_a_warning() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::symlink("/bin/false", directory.path().join("mkfs.xfs")).expect("a link");
+        let texts: Vec<_> =
+            check_formats(&[directory.path().to_owned()]).iter().map(ToString::to_string).collect();
+        let xfs = texts.iter().find(|text| text.contains("xfs")).expect("a finding");
+        assert!(xfs.starts_with("warn") && xfs.contains("go to other nodes"), "{texts:?}");
+        assert_eq!(texts.len(), 2, "{texts:?}");
+    }
 
     #[test]
     fn a_check_beside_the_running_instance_does_not_warn_of_it() {

@@ -5,10 +5,10 @@ use std::io;
 use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Error as QuotaError};
-use nodekeel_provisioner::testing::objects::{NODE, sample_class, sample_identity};
+use nodekeel_provisioner::testing::objects::{CLASS, NODE, sample_class, sample_identity};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestVerb};
 use nodekeel_provisioner::{
-    Ability, ErrorSource, InabilityCause, Provisioner, ProvisionerConfig, SELECTED_NODE,
+    Ability, ErrorSource, ImageFormat, InabilityCause, Provisioner, ProvisionerConfig, SELECTED_NODE,
 };
 use rustix::io::Errno;
 use serde_json::json;
@@ -167,6 +167,42 @@ async fn a_burst_of_failures_is_one_probe_and_an_idle_node_probes_once_a_minute(
     let probes = node.store.probe_count() - before;
     assert!((1..=20).contains(&probes), "{probes}");
     assert_eq!(node.provisioner.ability(), Ability::Able, "the store can be used");
+    node.running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_mkfs_is_an_inability_for_the_classes_that_need_it_alone() {
+    let (api, store) = (test_api(), MemStore::with_capacity(Bytes(200 * MIB)));
+    store.set_missing_format(Some(ImageFormat::Ext4));
+    let strict = json!({ "metadata": { "name": "strict" }, "parameters": { "strict": "true" } });
+    api.create_object(ObjectKind::Class, sample_class(strict));
+    let node = ProbedNode::start(&api, store);
+    wait_until(&api, |api| published(api).contains(&"0".to_owned())).await;
+    let capacity = |class: &str| {
+        let objects = api.list_objects(ObjectKind::StorageCapacity);
+        let found = objects.iter().find(|object| object["storageClassName"] == class);
+        found.map(|object| object["capacity"].clone())
+    };
+    assert_eq!(capacity("strict"), Some(json!("0")));
+    assert_ne!(capacity(CLASS), Some(json!("0")));
+    let of_class = |mode: &str| json!({ "spec": { "storageClassName": "strict", "volumeMode": mode } });
+    api.create_claim(1, of_class("Filesystem"));
+    wait_until(&api, |api| is_deselected(api, "claim-1")).await;
+    let notes = api.event_notes("claim-1");
+    assert!(notes.iter().any(|note| note.contains("mkfs.ext4 is missing")), "{notes:?}");
+    // All others are served, and the node is ready for them.
+    api.create_claim(2, json!({}));
+    api.create_claim(3, of_class("Block"));
+    wait_bound(&api, "claim-2").await;
+    wait_bound(&api, "claim-3").await;
+    assert_eq!((node.provisioner.ability(), node.provisioner.missing_formats().len()), (Ability::Able, 1));
+
+    node.store.set_missing_format(None);
+    advance_time(61).await;
+    assert!(node.provisioner.missing_formats().is_empty());
+    assert_ne!(capacity("strict"), Some(json!("0")));
+    select(&api, "claim-1");
+    wait_bound(&api, "claim-1").await;
     node.running.stop().await;
 }
 
