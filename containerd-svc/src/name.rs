@@ -43,10 +43,21 @@ pub enum InvalidContainerdName {
         text: String,
     },
     /// Invalid image name.
-    #[error("invalid image name {text:?}: use a name such as docker.io/library/busybox:1.36")]
+    #[error("invalid image name {text:?}: use a name in lower case such as docker.io/library/busybox:1.36")]
     Image {
         /// The text, or its start.
         text: String,
+    },
+    /// The image has only a tag, and the name of its file can't be its repository.
+    #[error(
+        "the image has only the tag {tag:?}, and the file name {repository:?} can't be its repository: rename the file \
+         to lower-case letters and digits with single . _ - between, or save the image with its full name"
+    )]
+    Repository {
+        /// The tag, or its start.
+        tag: String,
+        /// The name of the file without its suffix, or its start.
+        repository: String,
     },
 }
 
@@ -89,12 +100,16 @@ impl ImageName {
     /// repository.
     ///
     /// # Errors
-    /// [`InvalidContainerdName::Image`].
+    /// [`InvalidContainerdName::Image`], and [`InvalidContainerdName::Repository`] of a bare tag.
     pub(crate) fn of_reference(reference: &str, repository: &str) -> Result<Self, InvalidContainerdName> {
-        match reference.contains(['/', ':', '@']) {
-            true => reference.parse(),
-            false => format!("{repository}:{reference}").parse(),
+        if reference.contains(['/', ':', '@']) || !is_tag(reference) {
+            return reference.parse();
         }
+        let named = format!("{repository}:{reference}").parse();
+        named.map_err(|_| InvalidContainerdName::Repository {
+            tag: text_start(reference),
+            repository: text_start(repository),
+        })
     }
 }
 
@@ -133,13 +148,22 @@ fn complete_name(text: &str) -> Option<String> {
         return None;
     }
     let (registry, repository) = match path.split_once('/') {
-        // A registry has a dot or a port in its name, unless it is localhost: so Docker tells it from a path.
-        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
+        // A registry has a dot, a port or an upper-case letter in its name, unless it is localhost: so Docker tells
+        // it from a path.
+        Some((first, rest))
+            if first.contains(['.', ':'])
+                || first == "localhost"
+                || first.bytes().any(|byte| byte.is_ascii_uppercase()) =>
+        {
+            (first, rest)
+        }
         _ => (DEFAULT_REGISTRY, path),
     };
     // The former name of Docker's registry, which old references have.
     let registry = if registry == "index.docker.io" { DEFAULT_REGISTRY } else { registry };
-    if !is_registry(registry) || !repository.split('/').all(is_component) {
+    let is_valid_path = repository.len() <= MAX_REPOSITORY_BYTES && repository.split('/').all(is_component);
+    // Without a registry, 64 hexadecimal digits are the id of an image.
+    if !is_registry(registry) || !is_valid_path || crate::Digest::from_hex(rest).is_some() {
         return None;
     }
     // Also where the registry is given: skopeo writes such names, and the CRI lists the completed one alone.
@@ -154,6 +178,9 @@ fn complete_name(text: &str) -> Option<String> {
 
 const DEFAULT_REGISTRY: &str = "docker.io";
 
+/// *Source:* `RepositoryNameTotalLengthMax` of the distribution's `reference` package.
+const MAX_REPOSITORY_BYTES: usize = 255;
+
 fn is_tag(tag: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let Some(first) = tag.bytes().next() else { return false };
@@ -161,9 +188,10 @@ fn is_tag(tag: &str) -> bool {
 }
 
 fn is_registry(registry: &str) -> bool {
-    let (host, port) = match registry.split_once(':') {
-        Some((host, port)) => (host, Some(port)),
-        None => (registry, None),
+    let (host, port) = match registry.rsplit_once(':') {
+        // The last colon of an IPv6 address without a port is within its brackets.
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (registry, None),
     };
     let label = |label: &str| {
         !label.is_empty()
@@ -173,7 +201,11 @@ fn is_registry(registry: &str) -> bool {
     };
     let is_port =
         |port: &str| (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
-    host.split('.').all(label) && port.is_none_or(is_port)
+    let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(ipv6) => !ipv6.is_empty() && ipv6.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':'),
+        None => host.split('.').all(label),
+    };
+    is_host && port.is_none_or(is_port)
 }
 
 /// Lower-case letters and digits, with `.`, `_`, `__` or any number of `-` between them.
@@ -260,11 +292,81 @@ mod tests {
         }
     }
 
+    /// *Source:* the tables of the distribution's `reference` package, normalize_test.go and reference_test.go.
+    #[test]
+    fn names_are_those_of_dockers_reference_package() {
+        const HEX: &str = "1a3f5e7d9c1b3a5f7e9d1c3b5a7f9e1d3c5b7a9f1e3d5d7c9b1a3f5e7d9c1b3a";
+        let long = "a/".repeat(127) + "a:tag-puts-this-over-max";
+        let [digest, of_registry] = [format!("@sha256:{HEX}"), format!("docker.io/{HEX}")];
+        for (text, path) in [
+            ("docker/docker", "docker.io/docker/docker:latest"),
+            ("localhost/debian", "localhost/debian:latest"),
+            ("LOCALDOMAIN/debian", "LOCALDOMAIN/debian:latest"),
+            ("Foo/bar", "Foo/bar:latest"),
+            ("index.docker.io/debian", "docker.io/library/debian:latest"),
+            ("127.0.0.1:5000/docker/docker", "127.0.0.1:5000/docker/docker:latest"),
+            ("192.168.0.1", "docker.io/library/192.168.0.1:latest"),
+            ("192.168.0.1:80", "docker.io/library/192.168.0.1:80"),
+            ("192.168.1.1:5000/repo:5050", "192.168.1.1:5000/repo:5050"),
+            ("[fc00::1]:5000/docker", "[fc00::1]:5000/docker:latest"),
+            ("[fd00::1]:5000/app:1", "[fd00::1]:5000/app:1"),
+            ("[2001:db8::1]/repo", "[2001:db8::1]/repo:latest"),
+            ("[2001:db8:1:2:3:4:5:6]/repo:tag", "[2001:db8:1:2:3:4:5:6]/repo:tag"),
+            ("test_com/foo", "docker.io/test_com/foo:latest"),
+            ("xn--n3h.com:18080/foo", "xn--n3h.com:18080/foo:latest"),
+            (
+                "b.gcr.io/test.example.com/my-app:test.example.com",
+                "b.gcr.io/test.example.com/my-app:test.example.com",
+            ),
+            ("lowercase:Uppercase", "docker.io/library/lowercase:Uppercase"),
+            ("docker---rules/dock__er", "docker.io/docker---rules/dock__er:latest"),
+            (&of_registry, &format!("docker.io/library/{HEX}:latest")),
+            (&format!("redis{digest}"), &format!("docker.io/library/redis{digest}")),
+            (&format!("busybox:latest{digest}"), &format!("docker.io/library/busybox{digest}")),
+            (&format!("[2001:db8::1]:5000/repo:tag{digest}"), &format!("[2001:db8::1]:5000/repo{digest}")),
+            (&long, &format!("docker.io/{long}")),
+        ] {
+            assert_eq!(text.parse::<ImageName>().map(|name| name.to_string()).as_deref(), Ok(path), "{text}");
+        }
+        for text in [
+            "https://github.com/docker/docker",
+            "docker/Docker",
+            "Uppercase:tag",
+            "test:5000/Uppercase/lowercase:tag",
+            "-docker/docker",
+            "docker-/docker",
+            "-docker.io/docker/docker",
+            "docker///docker",
+            "____/____",
+            "dock..er/docker",
+            "dock_.er/docker",
+            "dock-.er/docker",
+            "[fc00::1]",
+            "[fc00::1]:5000",
+            "[2001:db8::1]:tag",
+            "fc00::1:5000/debian",
+            "[fe80::1%eth0]:5000/debian",
+            "[2001:db8:3:4::192.0.2.33]:5000/debian",
+            "[]/debian",
+            "aa/asdf$$^/aa",
+            "repo@sha256:ffffffffffffffffffffffffffffffffff",
+            "validname@invaliddigest:ffff",
+            HEX,
+            &digest,
+            &("a/".repeat(128) + "a:tag"),
+        ] {
+            assert!(text.parse::<ImageName>().is_err(), "{text}");
+        }
+    }
+
     #[test]
     fn a_bare_tag_belongs_to_the_bundles_repository() {
         let of = |reference| ImageName::of_reference(reference, "pause").map(|name| name.to_string());
         assert_eq!(of("3.9"), Ok("docker.io/library/pause:3.9".into()));
         assert_eq!(of("localhost/pause:1"), Ok("localhost/pause:1".into()));
-        assert!(ImageName::of_reference("3.9", "Not a repository").is_err());
+        let error = ImageName::of_reference("3.9", "My_App-1.2+git").expect_err("no repository").to_string();
+        assert!(error.contains("\"My_App-1.2+git\"") && error.contains("rename the file"), "{error}");
+        let error = ImageName::of_reference("not a tag", "pause").expect_err("no tag").to_string();
+        assert!(error.contains("invalid image name \"not a tag\""), "{error}");
     }
 }
