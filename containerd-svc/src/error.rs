@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::archive::ArchiveError;
+use crate::import::error_chain;
 use crate::name::InvalidContainerdName;
 use crate::store::ImageStoreError;
 use crate::{Digest, ImageName, Platform};
 
-/// An error in the images of a readable archive.
-#[derive(Debug, thiserror::Error)]
+/// An error in an image of a readable archive, or in what such an archive has in the place of one.
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchivedImageError {
     /// The content of a file does not match its digest: copy or create the archive again.
@@ -30,7 +32,22 @@ pub enum ArchivedImageError {
         what: String,
         /// The parser's error.
         #[source]
-        source: serde_json::Error,
+        source: Arc<serde_json::Error>,
+    },
+    /// The index has an entry that is no descriptor with a SHA-256 digest, the only ones that are supported: save the
+    /// image with such digests.
+    #[error(
+        "unsupported entry of the archive's index, with digest {digest:?}: save the image with SHA-256 digests"
+    )]
+    UnsupportedEntry {
+        /// The digest as it is in the index.
+        digest: String,
+    },
+    /// No image that containerd could run: a chart, a signature, a module of WebAssembly. Nothing is wrong with it.
+    #[error("no image that containerd runs: it has media type {media_type:?}")]
+    NotAnImage {
+        /// The media type that shows it: of the target, its configuration or a layer.
+        media_type: String,
     },
     /// The archive lacks content that this node needs of an image: save the complete image again.
     #[error("{what} is missing in the image archive, but {by} refers to it: save the complete image again")]
@@ -90,6 +107,47 @@ pub enum ArchivedImageError {
     },
 }
 
+impl ArchivedImageError {
+    /// True if nothing is wrong: this is content that is not for this node.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self, Self::NotAnImage { .. } | Self::PlatformMismatch { .. })
+    }
+}
+
+/// Content with a name in an archive that was not listed.
+#[derive(Debug, Clone)]
+pub struct LeftOutImage {
+    /// The name in the archive; of an entry without a name, its digest.
+    pub name: String,
+    /// The reason.
+    pub reason: LeftOutReason,
+}
+
+/// The reason why an image was not listed. It does not affect the other images of the archive.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeftOutReason {
+    /// It is not for this node, or is invalid.
+    #[error(transparent)]
+    Archive(ArchivedImageError),
+    /// The store has refused it; a retry may help.
+    #[error(transparent)]
+    Store(Arc<ImageStoreError>),
+}
+
+impl LeftOutImage {
+    /// True if nothing is wrong: this is content that is not for this node.
+    pub fn is_foreign(&self) -> bool {
+        matches!(&self.reason, LeftOutReason::Archive(error) if error.is_foreign())
+    }
+}
+
+impl fmt::Display for LeftOutImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, error_chain(&self.reason))
+    }
+}
+
 struct PlatformList<'a>(&'a [Platform]);
 
 impl fmt::Display for PlatformList<'_> {
@@ -102,7 +160,7 @@ impl fmt::Display for PlatformList<'_> {
     }
 }
 
-/// Failure to import a bundle. None of its images is listed then.
+/// Failure to import a bundle: none of its images is listed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -142,13 +200,22 @@ pub enum ImportError {
         #[source]
         source: ImageStoreError,
     },
+    /// The image store has refused each of the images: a retry can help.
+    #[error("containerd refuses the images of image bundle {path}: create them again")]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: Arc<ImageStoreError>,
+    },
 }
 
 impl ImportError {
     /// Returns whether a retry may import the same file: the store or the disk failed, the file is not invalid.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Open { .. } | Self::Store { .. } => true,
+            Self::Open { .. } | Self::Store { .. } | Self::Refused { .. } => true,
             Self::Archive { source, .. } => matches!(source, ArchiveError::Io(_)),
             Self::Image { .. } => false,
         }
@@ -161,6 +228,8 @@ pub(crate) enum BundleError {
     Archive(ArchiveError),
     Image(ArchivedImageError),
     Store(ImageStoreError),
+    /// The store has refused each of its images.
+    Refused(Arc<ImageStoreError>),
 }
 
 impl BundleError {
@@ -169,6 +238,7 @@ impl BundleError {
             Self::Archive(source) => ImportError::Archive { path, source },
             Self::Image(source) => ImportError::Image { path, source },
             Self::Store(source) => ImportError::Store { path, source },
+            Self::Refused(source) => ImportError::Refused { path, source },
         }
     }
 }

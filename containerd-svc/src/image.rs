@@ -46,6 +46,9 @@ pub struct ImageLayer {
 pub(crate) mod media {
     pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
     pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    pub(crate) const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    pub(crate) const OCI_LAYER_PREFIX: &str = "application/vnd.oci.image.layer.";
+    pub(crate) const DOCKER_LAYER_PREFIX: &str = "application/vnd.docker.image.rootfs.";
     pub(crate) const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
     pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     pub(crate) const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";

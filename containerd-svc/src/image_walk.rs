@@ -1,12 +1,13 @@
 //! Walks from an image's target to all content that this node needs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use crate::documents::{ImageConfig, ImageIndex, ImageManifest, JsonDescriptor, TargetKind};
+use crate::documents::{ImageConfig, ImageIndex, ImageManifest, IndexEntry, JsonDescriptor, TargetKind};
 use crate::error::{ArchivedImageError, BundleError};
-use crate::image::{Descriptor, ImageLayer, Labels, media};
+use crate::image::{Descriptor, ImageLayer, Labels};
 use crate::store::ImageStore;
 use crate::{Digest, ImportLimits, Namespace, Platform};
 
@@ -20,18 +21,24 @@ pub(crate) struct ImageScope<'a> {
 }
 
 impl ImageScope<'_> {
-    /// Reads a document; `None` if it does not exist.
+    /// Reads a document of this size; `None` if the store does not have it.
     pub(crate) async fn read_document<T: DeserializeOwned>(
         &self,
         digest: &Digest,
+        size: u64,
     ) -> Result<Option<T>, BundleError> {
-        let Some(bytes) = self.store.read_content(self.namespace, digest, self.limits.document_bytes).await?
-        else {
+        let limit = self.limits.document_bytes;
+        if size > limit {
+            return Err(ArchivedImageError::Limit { limit, of: "bytes of a document" }.into());
+        }
+        let Some(bytes) = self.store.read_content(self.namespace, digest, size).await? else {
             return Ok(None);
         };
         let document = serde_json::from_slice(&bytes);
-        let document = document
-            .map_err(|source| ArchivedImageError::InvalidDocument { what: digest.to_string(), source })?;
+        let document = document.map_err(|source| ArchivedImageError::InvalidDocument {
+            what: digest.to_string(),
+            source: Arc::new(source),
+        })?;
         Ok(Some(document))
     }
 }
@@ -43,35 +50,56 @@ pub(crate) struct RunnableImage {
     pub(crate) layers: Vec<ImageLayer>,
 }
 
-/// The content found by following image targets.
-#[derive(Debug)]
-pub(crate) struct ImageWalk<'a> {
-    scope: ImageScope<'a>,
-    seen: u32,
-    /// The content that the node needs, with its size in bytes.
+/// The content of a target that this node needs. All of it exists.
+#[derive(Debug, Default)]
+pub(crate) struct TargetContent {
+    /// The content, with its size in bytes.
     pub(crate) needed: BTreeMap<Digest, u64>,
     /// Labels of content, which keep the content that it refers to.
     pub(crate) labels: BTreeMap<Digest, Labels>,
+    /// The images for this platform; none if the target is nothing that this node runs.
     pub(crate) runnable_images: Vec<RunnableImage>,
-}
-
-/// The platforms for which a target has images.
-#[derive(Debug, Default)]
-pub(crate) struct PlatformMatch {
-    pub(crate) runs: bool,
     /// The other platforms of the target.
     pub(crate) others: Vec<Platform>,
+    /// A media type of the target that is not one of an image.
+    pub(crate) artifact: Option<String>,
+}
+
+/// Walks the targets of a bundle, each alone: the error of one does not affect the others.
+#[derive(Debug)]
+pub(crate) struct ImageWalk<'a> {
+    scope: ImageScope<'a>,
+    /// Counted for all targets together.
+    seen: u32,
+    /// The targets so far: many names often have the same one.
+    known: BTreeMap<Digest, Result<Arc<TargetContent>, ArchivedImageError>>,
 }
 
 impl<'a> ImageWalk<'a> {
     pub(crate) fn new(scope: ImageScope<'a>) -> Self {
-        let (needed, labels) = Default::default();
-        Self { scope, seen: 0, needed, labels, runnable_images: Vec::new() }
+        Self { scope, seen: 0, known: BTreeMap::new() }
     }
 
-    /// Follows a target to the content for this node. All of that content exists when this returns.
-    pub(crate) async fn follow_target(&mut self, target: &Descriptor) -> Result<PlatformMatch, BundleError> {
-        let mut fit = PlatformMatch::default();
+    /// Follows a target to the content for this node.
+    pub(crate) async fn follow_target(
+        &mut self,
+        target: &Descriptor,
+    ) -> Result<Arc<TargetContent>, BundleError> {
+        if let Some(known) = self.known.get(&target.digest) {
+            return Ok(known.clone()?);
+        }
+        let followed = match self.walk_target(target).await {
+            Ok(content) => Ok(Arc::new(content)),
+            Err(BundleError::Image(error)) => Err(error),
+            // Of the store, which may answer the next time.
+            Err(error) => return Err(error),
+        };
+        self.known.insert(target.digest, followed.clone());
+        Ok(followed?)
+    }
+
+    async fn walk_target(&mut self, target: &Descriptor) -> Result<TargetContent, BundleError> {
+        let mut content = TargetContent::default();
         let mut pending = vec![(target.clone(), 0)];
         while let Some((descriptor, depth)) = pending.pop() {
             // Indexes may refer to each other in any way: the count and the depth bound the walk.
@@ -82,14 +110,14 @@ impl<'a> ImageWalk<'a> {
                     return Err(ArchivedImageError::Limit { limit, of: "nested indexes" }.into());
                 }
                 TargetKind::Index => {
-                    let children = self.read_index(&descriptor, &mut fit).await?;
+                    let children = self.read_index(&descriptor, &mut content).await?;
                     pending.extend(children.into_iter().map(|child| (child, depth + 1)));
                 }
-                TargetKind::Manifest => self.read_manifest(&descriptor, &mut fit).await?,
-                TargetKind::Other => {}
+                TargetKind::Manifest => self.read_manifest(&descriptor, &mut content).await?,
+                TargetKind::Other => content.artifact = Some(descriptor.media_type),
             }
         }
-        Ok(fit)
+        Ok(content)
     }
 
     fn count_descriptors(&mut self, more: usize) -> Result<(), ArchivedImageError> {
@@ -105,49 +133,53 @@ impl<'a> ImageWalk<'a> {
     async fn read_index(
         &mut self,
         descriptor: &Descriptor,
-        fit: &mut PlatformMatch,
+        content: &mut TargetContent,
     ) -> Result<Vec<Descriptor>, BundleError> {
-        let index: ImageIndex = self.read_needed_document(descriptor, "the archive").await?;
+        let index: ImageIndex = self.read_needed_document(descriptor, "the archive", content).await?;
         self.count_descriptors(index.manifests.len())?;
         let mut children = Vec::new();
         let mut labels = Labels::new();
         for (position, child) in index.manifests.iter().enumerate() {
+            // Nothing that this node could read, so nothing that it needs.
+            let IndexEntry::Descriptor(child) = child else { continue };
             let is_present = self.is_present(child).await?;
             // Children for other platforms, too, as far as they exist: the label keeps them.
             if is_present {
                 labels.insert(format!("containerd.io/gc.ref.content.m.{position}"), child.digest.to_string());
             }
             match &child.platform {
-                Some(platform) if !self.scope.platform.can_run(platform) => fit.others.push(platform.clone()),
+                Some(platform) if !self.scope.platform.can_run(platform) => {
+                    content.others.push(platform.clone());
+                }
                 // Its platform is in its configuration, which does not exist.
                 None if !is_present => {}
                 // If it is missing, reading it fails: the node needs it.
                 _ => children.push(child.to_descriptor()),
             }
         }
-        self.labels.entry(descriptor.digest).or_default().extend(labels);
+        content.labels.entry(descriptor.digest).or_default().extend(labels);
         Ok(children)
     }
 
     async fn read_manifest(
         &mut self,
         descriptor: &Descriptor,
-        fit: &mut PlatformMatch,
+        content: &mut TargetContent,
     ) -> Result<(), BundleError> {
-        let manifest: ImageManifest = self.read_needed_document(descriptor, "the archive").await?;
+        let manifest: ImageManifest = self.read_needed_document(descriptor, "the archive", content).await?;
         self.count_descriptors(manifest.layers.len() + 1)?;
-        let config_type = manifest.config.to_descriptor().media_type;
-        if ![OCI_CONFIG, media::DOCKER_CONFIG].contains(&config_type.as_str()) {
-            // A chart or another artifact that has the form of an image.
+        if let Some(media_type) = manifest.artifact_type() {
+            // A chart, a signature or another artifact that has the form of an image.
+            content.artifact = Some(media_type.to_owned());
             return Ok(());
         }
-        let by = descriptor.digest.to_string();
-        let config: ImageConfig = self.read_needed_document(&manifest.config.to_descriptor(), &by).await?;
+        let (by, config_target) = (descriptor.digest.to_string(), manifest.config.to_descriptor());
+        let config: ImageConfig = self.read_needed_document(&config_target, &by, content).await?;
         let platform = config.platform;
         // An image that states no platform is accepted on every one.
         let is_stated = !(platform.os.is_empty() && platform.architecture.is_empty());
         if is_stated && !self.scope.platform.can_run(&platform) {
-            fit.others.push(platform);
+            content.others.push(platform);
             return Ok(());
         }
         let (layers, expected) = (manifest.layers.len(), config.rootfs.diff_ids.len());
@@ -159,50 +191,38 @@ impl<'a> ImageWalk<'a> {
         let mut labels = Labels::new();
         labels.insert("containerd.io/gc.ref.content.config".into(), manifest.config.digest.to_string());
         for (position, layer) in manifest.layers.iter().enumerate() {
-            self.require_content(layer, &by).await?;
+            if !self.is_present(layer).await? {
+                return Err(missing_content(&layer.digest, &by));
+            }
+            content.needed.insert(layer.digest, layer.size);
             labels.insert(format!("containerd.io/gc.ref.content.l.{position}"), layer.digest.to_string());
         }
-        self.labels.entry(descriptor.digest).or_default().extend(labels);
+        content.labels.entry(descriptor.digest).or_default().extend(labels);
         let blobs = manifest.layers.iter().map(JsonDescriptor::to_descriptor);
         let layers = blobs.zip(config.rootfs.diff_ids).map(|(blob, diff_id)| ImageLayer { blob, diff_id });
-        self.runnable_images.push(RunnableImage { config: manifest.config.digest, layers: layers.collect() });
-        fit.runs = true;
+        let image = RunnableImage { config: manifest.config.digest, layers: layers.collect() };
+        content.runnable_images.push(image);
         Ok(())
     }
 
     /// Reads a document that must exist.
     async fn read_needed_document<T: DeserializeOwned>(
-        &mut self,
+        &self,
         of: &Descriptor,
         by: &str,
+        content: &mut TargetContent,
     ) -> Result<T, BundleError> {
-        match self.scope.read_document(&of.digest).await? {
-            Some(document) => {
-                self.needed.insert(of.digest, of.size);
-                Ok(document)
-            }
-            None => Err(missing_content(&of.digest, by)),
-        }
+        let document = self.scope.read_document(&of.digest, of.size).await?;
+        content.needed.insert(of.digest, of.size);
+        document.ok_or_else(|| missing_content(&of.digest, by))
     }
 
-    async fn require_content(&mut self, listed: &JsonDescriptor, by: &str) -> Result<(), BundleError> {
-        match self.is_present(listed).await? {
-            true => {
-                self.needed.insert(listed.digest, listed.size);
-                Ok(())
-            }
-            false => Err(missing_content(&listed.digest, by)),
-        }
-    }
-
+    /// Content of another size is not what the descriptor means.
     async fn is_present(&self, listed: &JsonDescriptor) -> Result<bool, BundleError> {
         let size = self.scope.store.content_size(self.scope.namespace, &listed.digest).await?;
-        // Content of another size is not what the descriptor means.
         Ok(size == Some(listed.size))
     }
 }
-
-const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 fn missing_content(digest: &Digest, by: &str) -> BundleError {
     ArchivedImageError::MissingContent { what: digest.to_string(), by: by.to_owned() }.into()
@@ -211,7 +231,7 @@ fn missing_content(digest: &Digest, by: &str) -> BundleError {
 /// Returns whether all content that this node needs of an image exists.
 pub(crate) async fn is_complete(scope: ImageScope<'_>, target: &Descriptor) -> Result<bool, BundleError> {
     match ImageWalk::new(scope).follow_target(target).await {
-        Ok(fit) => Ok(fit.runs),
+        Ok(content) => Ok(!content.runnable_images.is_empty()),
         Err(BundleError::Store(error)) => Err(error.into()),
         // Missing or invalid content is no failure here: the bundle is imported again.
         Err(_) => Ok(false),

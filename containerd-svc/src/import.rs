@@ -4,15 +4,16 @@ mod bridge;
 mod names;
 mod space;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::sync::Arc;
 
 use crate::archive::ArchiveContents;
-use crate::error::{ArchivedImageError, BundleError};
-use crate::image::{Descriptor, Image};
-use crate::image_walk::{ImageScope, ImageWalk};
+use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason};
+use crate::image::{Descriptor, Image, Labels};
+use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
 use crate::store::{ImportSession, IncomingBlob};
-use crate::{ImageName, ImageStoreError};
+use crate::{Digest, ImageName, ImageStoreError};
 
 use names::ImageCandidates;
 pub(crate) use space::MeasuredFiles;
@@ -29,15 +30,25 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) measured: &'a MeasuredFiles,
 }
 
-/// Creates the listed images from names and targets.
-pub(crate) type ImageMapper<'a> = dyn FnMut(&[(ImageName, Descriptor)]) -> Vec<Image> + Send + 'a;
+/// Creates the listed images from names and targets; the number is how many images are left out because of a fault.
+pub(crate) type ImageMapper<'a> = dyn FnMut(&[(ImageName, Descriptor)], usize) -> Vec<Image> + Send + 'a;
 
-/// Imports a bundle and returns the images that it listed.
+/// The images that an archive brought, and those that it could not.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ImportedImages {
+    /// The listed images; at least one.
+    pub images: Vec<Image>,
+    /// What was not listed, in the order of the archive.
+    pub left_out: Vec<LeftOutImage>,
+}
+
+/// Imports a bundle and returns the images that it listed; an error if there is none.
 pub(crate) async fn import_bundle(
     job: ImportJob<'_>,
     file: File,
     listing: &mut ImageMapper<'_>,
-) -> Result<Vec<Image>, BundleError> {
+) -> Result<ImportedImages, BundleError> {
     let import = job.scope.store.begin_import(job.scope.namespace).await?;
     let (mut import, read) = match space::check_archive_fits(job, &file, &*import).await {
         // The session moves to the thread that reads the archive, and comes back with the result.
@@ -66,49 +77,78 @@ pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
+/// An image that is to be listed.
+#[derive(Debug)]
+struct ChosenImage {
+    name: ImageName,
+    target: Descriptor,
+    content: Arc<TargetContent>,
+}
+
 /// Completes the import once every blob is in the store.
 async fn finish_import(
     job: ImportJob<'_>,
     contents: &ArchiveContents,
     import: &mut dyn ImportSession,
     listing: &mut ImageMapper<'_>,
-) -> Result<Vec<Image>, BundleError> {
+) -> Result<ImportedImages, BundleError> {
     let candidates = names::find_candidates(job, contents, import).await?;
-    let mut walk = ImageWalk::new(job.scope);
-    let targets = choose_images(&mut walk, job, candidates).await?;
+    let (mut chosen, mut left_out) = choose_images(job, candidates).await?;
     // Another image may have brought it, and may be removed before this one is listed.
-    keep_existing_content(&walk, contents, import).await?;
-    let mut labels = std::mem::take(&mut walk.labels);
+    let needed = chosen.iter().flat_map(|image| &image.content.needed).map(|(digest, size)| (*digest, *size));
+    keep_existing_content(needed.collect(), contents, import).await?;
+    let mut labels: BTreeMap<Digest, Labels> = BTreeMap::new();
     if job.unpack {
-        for runnable in &walk.runnable_images {
-            let unpacked = import.unpack_layers(&runnable.layers).await?;
-            labels.entry(runnable.config).or_default().extend(unpacked);
+        unpack_images(import, &mut chosen, &mut left_out, &mut labels).await?;
+    }
+    // An archive with a damaged file lacks what that file should be.
+    for LeftOutImage { reason, .. } in &mut left_out {
+        if let LeftOutReason::Archive(ArchivedImageError::MissingContent { what, .. }) = reason
+            && let Some((file, found)) = contents.find_damaged(what)
+        {
+            let file = file.to_owned();
+            *reason = LeftOutReason::Archive(ArchivedImageError::DigestMismatch { file, found });
         }
+    }
+    if chosen.is_empty() {
+        return Err(main_reason(left_out));
+    }
+    for (digest, more) in chosen.iter().flat_map(|image| &image.content.labels) {
+        labels.entry(*digest).or_default().extend(more.clone());
     }
     // Labels before images: from the moment in which an image is listed, it keeps all of its content.
     for (digest, labels) in labels.iter().filter(|(_, labels)| !labels.is_empty()) {
         import.label_content(digest, labels).await?;
     }
     // Last: until here, no image of the bundle is listed.
-    let images = listing(&targets);
+    let targets: Vec<_> = chosen.into_iter().map(|image| (image.name, image.target)).collect();
+    let images = listing(&targets, left_out.iter().filter(|image| !image.is_foreign()).count());
     for image in &images {
         import.put_image(image).await?;
     }
-    Ok(images)
+    Ok(ImportedImages { images, left_out })
+}
+
+/// The reason why a bundle has no image at all: a fault rather than what is only not for this node.
+fn main_reason(left_out: Vec<LeftOutImage>) -> BundleError {
+    match left_out.into_iter().min_by_key(LeftOutImage::is_foreign).map(|image| image.reason) {
+        Some(LeftOutReason::Archive(error)) => error.into(),
+        Some(LeftOutReason::Store(error)) => BundleError::Refused(error),
+        None => ArchivedImageError::Unnamed.into(),
+    }
 }
 
 /// Keeps needed content that the archive lacks but the store already had.
 async fn keep_existing_content(
-    walk: &ImageWalk<'_>,
+    mut needed: BTreeMap<Digest, u64>,
     contents: &ArchiveContents,
     import: &mut dyn ImportSession,
 ) -> Result<(), BundleError> {
-    let mut rest: BTreeMap<_, _> = walk.needed.iter().collect();
     for digest in contents.blob_digests() {
-        rest.remove(&digest);
+        needed.remove(&digest);
     }
-    for (digest, size) in rest {
-        let incoming = IncomingBlob { digest: Some(*digest), size: *size, file: digest.to_string() };
+    for (digest, size) in needed {
+        let incoming = IncomingBlob { digest: Some(digest), size, file: digest.to_string() };
         if import.open_writer(&incoming).await?.is_some() {
             let by = "the archive".to_owned();
             return Err(ArchivedImageError::MissingContent { what: digest.to_string(), by }.into());
@@ -119,31 +159,80 @@ async fn keep_existing_content(
 
 /// Chooses the one image for this platform of each name.
 async fn choose_images(
-    walk: &mut ImageWalk<'_>,
     job: ImportJob<'_>,
     candidates: ImageCandidates,
-) -> Result<Vec<(ImageName, Descriptor)>, BundleError> {
+) -> Result<(Vec<ChosenImage>, Vec<LeftOutImage>), BundleError> {
+    let mut walk = ImageWalk::new(job.scope);
+    let leave_out = |(name, error)| LeftOutImage { name, reason: LeftOutReason::Archive(error) };
+    let mut left_out: Vec<_> = candidates.left_out.into_iter().map(leave_out).collect();
     let mut chosen = Vec::new();
-    for (name, targets) in candidates {
-        // A name may have several targets, such as one for each platform: exactly one has to be for this node.
-        let (mut fitting, mut available) = (Vec::new(), Vec::new());
-        for target in targets {
-            let fit = walk.follow_target(&target).await?;
-            available.extend(fit.others);
-            fitting.extend(fit.runs.then_some(target));
-        }
-        match fitting.len() {
-            1 => chosen.extend(fitting.pop().map(|target| (name, target))),
-            0 => {
-                return Err(ArchivedImageError::PlatformMismatch {
-                    name,
-                    wanted: job.scope.platform.clone(),
-                    available,
-                }
-                .into());
-            }
-            _ => return Err(ArchivedImageError::DuplicateName { name }.into()),
+    for (name, targets) in candidates.named {
+        match choose_target(job, &mut walk, &name, targets).await {
+            Ok((target, content)) => chosen.push(ChosenImage { name, target, content }),
+            Err(BundleError::Image(error)) => left_out.push(leave_out((name.to_string(), error))),
+            Err(error) => return Err(error),
         }
     }
-    Ok(chosen)
+    Ok((chosen, left_out))
+}
+
+/// A name may have several targets, such as one for each platform: exactly one has to be for this node.
+async fn choose_target(
+    job: ImportJob<'_>,
+    walk: &mut ImageWalk<'_>,
+    name: &ImageName,
+    targets: Vec<Descriptor>,
+) -> Result<(Descriptor, Arc<TargetContent>), BundleError> {
+    let (mut fitting, mut available, mut artifact) = (Vec::new(), Vec::new(), None);
+    for target in targets {
+        let content = walk.follow_target(&target).await?;
+        available.extend(content.others.iter().cloned());
+        artifact = artifact.or_else(|| content.artifact.clone());
+        if !content.runnable_images.is_empty() {
+            fitting.push((target, content));
+        }
+    }
+    let error = match (fitting.len(), artifact) {
+        (1, _) => return Ok(fitting.remove(0)),
+        (0, Some(media_type)) if available.is_empty() => ArchivedImageError::NotAnImage { media_type },
+        (0, _) => {
+            let (name, wanted) = (name.clone(), job.scope.platform.clone());
+            ArchivedImageError::PlatformMismatch { name, wanted, available }
+        }
+        _ => ArchivedImageError::DuplicateName { name: name.clone() },
+    };
+    Err(error.into())
+}
+
+/// Unpacks the layers of each image, and leaves out those that the store refuses to unpack.
+async fn unpack_images(
+    import: &mut dyn ImportSession,
+    chosen: &mut Vec<ChosenImage>,
+    left_out: &mut Vec<LeftOutImage>,
+    labels: &mut BTreeMap<Digest, Labels>,
+) -> Result<(), BundleError> {
+    let mut refused: BTreeMap<Digest, Arc<ImageStoreError>> = BTreeMap::new();
+    let mut unpacked = BTreeSet::new();
+    for image in &*chosen {
+        if !unpacked.insert(image.target.digest) {
+            continue;
+        }
+        for runnable in &image.content.runnable_images {
+            match import.unpack_layers(&runnable.layers).await {
+                Ok(keep) => labels.entry(runnable.config).or_default().extend(keep),
+                // A full disk refuses all that follows as well.
+                Err(error @ ImageStoreError::NoSpace { .. }) => return Err(error.into()),
+                Err(error) => drop(refused.insert(image.target.digest, Arc::new(error))),
+            }
+        }
+    }
+    chosen.retain(|image| match refused.get(&image.target.digest) {
+        None => true,
+        Some(error) => {
+            let reason = LeftOutReason::Store(Arc::clone(error));
+            left_out.push(LeftOutImage { name: image.name.to_string(), reason });
+            false
+        }
+    });
+    Ok(())
 }

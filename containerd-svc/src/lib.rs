@@ -48,7 +48,8 @@
 //!   that, nothing of it is visible, and what was written is garbage. Content for other platforms may be
 //!   missing.
 //! - An invalid bundle is logged with its file and the reason, and does not affect any other bundle. It is
-//!   not read again until it changes.
+//!   not read again until it changes. An image that is damaged, and what is no image for this node (a chart, a
+//!   signature, another platform), is left out by name, and does not affect the other images of its bundle.
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
 //!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
 //!   image that no bundle brings any more loses its marks and its pin; it is not removed.
@@ -109,9 +110,11 @@ pub use containerd::{ConnectError, ContainerdImages, daemon_version};
 pub use daemon::{Containerd, ContainerdConfig, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
 pub use disk_space::{DiskReserve, DiskSpace};
-pub use error::{ArchivedImageError, ImportError};
+pub use error::{ArchivedImageError, ImportError, LeftOutImage, LeftOutReason};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
+pub use import::ImportedImages;
 pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDirectories};
+
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{

@@ -121,8 +121,8 @@ pub enum ImageUpdateKind {
     Repoint,
 }
 
-/// The content of a mark: the file, how many images it names, its target for this one, the name of that, and
-/// whether it is unpacked.
+/// The content of a mark: the file, how many of its images are listed, its target for this one, the name of that, how
+/// many images a fault has left out, and whether it is unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BundleMark {
     pub(crate) fingerprint: BundleFingerprint,
@@ -132,11 +132,23 @@ pub(crate) struct BundleMark {
     /// The name of the image that the import marked; an image with another name is a copy with all labels, as
     /// `ctr images tag` makes it. `None` in a mark of a release that did not write it.
     pub(crate) image: Option<String>,
+    pub(crate) left_out: usize,
+    pub(crate) unpacked: bool,
+}
+
+/// The part of a mark that all images of one import have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ImportMark {
+    pub(crate) count: usize,
+    pub(crate) left_out: usize,
     pub(crate) unpacked: bool,
 }
 
 /// The prefix of the name in a mark.
 const IMAGE_PREFIX: &str = "image=";
+
+/// The prefix of the number in a mark, if images are left out.
+const LEFT_OUT_PREFIX: &str = "left-out=";
 
 /// The suffix of a mark if layers are unpacked.
 const UNPACKED_SUFFIX: &str = "unpacked";
@@ -146,6 +158,9 @@ impl fmt::Display for BundleMark {
         write!(f, "{} {} {}", self.fingerprint.0.to_hex(), self.count, self.target)?;
         if let Some(image) = &self.image {
             write!(f, " {IMAGE_PREFIX}{image}")?;
+        }
+        if self.left_out > 0 {
+            write!(f, " {LEFT_OUT_PREFIX}{}", self.left_out)?;
         }
         if self.unpacked { write!(f, " {UNPACKED_SUFFIX}") } else { Ok(()) }
     }
@@ -162,11 +177,13 @@ impl FromStr for BundleMark {
         let target = next()?.parse().map_err(drop)?;
         let image = parts.next_if(|part| part.starts_with(IMAGE_PREFIX));
         let image = image.map(|part| part[IMAGE_PREFIX.len()..].to_owned());
+        let left_out = parts.next_if(|part| part.starts_with(LEFT_OUT_PREFIX));
+        let left_out = left_out.map_or(Ok(0), |part| part[LEFT_OUT_PREFIX.len()..].parse().map_err(drop))?;
         let unpacked = parts.next_if_eq(&UNPACKED_SUFFIX).is_some();
         if parts.next().is_some() {
             Err(())
         } else {
-            Ok(Self { fingerprint, count, target, image, unpacked })
+            Ok(Self { fingerprint, count, target, image, left_out, unpacked })
         }
     }
 }
@@ -184,11 +201,17 @@ impl Bundle {
         format!("{BUNDLE_LABEL_PREFIX}{}", self.file)
     }
 
-    /// The mark on one of its images: its name, how many images the bundle names, and the target.
-    pub(crate) fn image_labels(&self, name: &str, count: usize, target: Digest, unpacked: bool) -> Labels {
-        let image = Some(name.to_owned());
-        let mark = BundleMark { fingerprint: self.fingerprint, count, target, image, unpacked };
+    /// The label with the mark on one of its images.
+    pub(crate) fn image_labels(&self, name: &str, target: Digest, import: ImportMark) -> Labels {
+        let (fingerprint, image) = (self.fingerprint, Some(name.to_owned()));
+        let ImportMark { count, left_out, unpacked } = import;
+        let mark = BundleMark { fingerprint, count, target, image, left_out, unpacked };
         Labels::from([(self.label_key(), mark.to_string())])
+    }
+
+    /// Returns whether a fault has left out images of the bundle that these belong to.
+    pub(crate) fn has_left_out(&self, images: &[Image]) -> bool {
+        self.own_marks(images).iter().any(|mark| mark.left_out > 0)
     }
 
     /// The marks of this very file on the images that it brings, without those that are copies. Marks without

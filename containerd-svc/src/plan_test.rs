@@ -16,10 +16,14 @@ fn test_image(name: &str, target: &str, labels: Labels) -> Image {
     Image { name: name.into(), target: Descriptor { media_type: "x".into(), digest, size: 1 }, labels }
 }
 
+fn import_mark(count: usize, unpacked: bool) -> ImportMark {
+    ImportMark { count, left_out: 0, unpacked }
+}
+
 /// An image with the marks of these bundles, each with the number of its names and its target.
 fn marked_image(name: &str, target: &str, marks: &[(&Bundle, usize, &str)]) -> Image {
     let marks = marks.iter().map(|(bundle, count, target)| {
-        bundle.image_labels(name, *count, Digest::of_content(target.as_bytes()), false)
+        bundle.image_labels(name, Digest::of_content(target.as_bytes()), import_mark(*count, false))
     });
     let pinned = (PINNED_LABEL.0.to_owned(), PINNED_LABEL.1.to_owned());
     test_image(name, target, marks.flatten().chain([pinned]).collect())
@@ -51,7 +55,7 @@ const INCOMPLETE: BundleAction = BundleAction::Import(ImportReason::Incomplete);
 fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
     ["x", "y"].map(|name| {
         let target = Digest::of_content(name.as_bytes());
-        test_image(name, name, bundle.image_labels(name, 2, target, unpacked))
+        test_image(name, name, bundle.image_labels(name, target, import_mark(2, unpacked)))
     })
 }
 
@@ -93,6 +97,22 @@ fn changed_missing_and_moved_images_are_imported_again() {
         image.labels.insert(bundle.label_key(), "corrupt".into());
     }
     assert_eq!(actions(&plan(&[&bundle], &corrupted)), [CHANGED]);
+}
+
+#[test]
+fn a_mark_keeps_how_many_images_are_left_out_and_an_older_one_has_none() {
+    let (bundle, target) = (test_bundle("a.tar", "1"), Digest::of_content(b"x"));
+    for left_out in [0, 3] {
+        for unpacked in [false, true] {
+            let labels = bundle.image_labels("x", target, ImportMark { count: 1, left_out, unpacked });
+            let mark: BundleMark = labels[&bundle.label_key()].parse().expect("a mark");
+            assert_eq!(
+                (mark.left_out, mark.unpacked, mark.image.as_deref()),
+                (left_out, unpacked, Some("x"))
+            );
+            assert_eq!(bundle.has_left_out(&[test_image("x", "x", labels)]), left_out > 0);
+        }
+    }
 }
 
 #[test]
@@ -195,7 +215,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
     assert_eq!(changes(&planned), [("x", ImageUpdateKind::Unmark)]);
 
     let [mut shared, mut other] = [shared, marked_image("y", "of b", &[(&b, 2, "of b")])];
-    shared.labels.extend(b.image_labels("x", 2, Digest::of_content(b"of b"), false));
+    shared.labels.extend(b.image_labels("x", Digest::of_content(b"of b"), import_mark(2, false)));
     other.target.media_type = "of y".into();
     let planned = plan(&[&b], &[shared, other.clone()]);
     assert!(
@@ -339,11 +359,11 @@ proptest! {
 
     #[test]
     fn a_mark_survives_formatting_and_parsing(
-        (count, unpacked, [a, b]) in any::<(usize, bool, [[u8; 8]; 2])>(),
+        (count, left_out, unpacked, [a, b]) in any::<(usize, usize, bool, [[u8; 8]; 2])>(),
         image in prop::option::of("[a-z/.:]{1,20}"),
     ) {
         let (fingerprint, target) = (BundleFingerprint(Digest::of_content(&a)), Digest::of_content(&b));
-        let mark = BundleMark { fingerprint, count, target, image, unpacked };
+        let mark = BundleMark { fingerprint, count, target, image, left_out, unpacked };
         prop_assert_eq!(mark.to_string().parse(), Ok(mark));
     }
 }

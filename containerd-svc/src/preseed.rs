@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::spawn_blocking;
 
-use crate::error::ImportError;
+use crate::error::{ImportError, LeftOutImage};
 use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
@@ -19,7 +19,8 @@ use pass::PreseedPass;
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
-/// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. Other files are reported
+/// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. An image that is damaged, and what
+/// is no image for this node, is left out by name, and the other images of the bundle are imported. Other files are reported
 /// and skipped. If two bundles give one name to different images, it belongs to the first bundle in the order
 /// of names. An image that no bundle brings any more loses its marks and its pin, and stays listed; where the
 /// whole directory is missing or empty, or the directory of a namespace is missing, nothing changes: its disk may not be
@@ -40,6 +41,8 @@ pub struct Preseed {
 struct PassMemory {
     /// Invalid bundles, which are skipped until they change.
     invalid: BTreeMap<Bundle, BundleFault>,
+    /// What bundles with images could not bring.
+    left_out: BTreeMap<Bundle, Vec<LeftOutImage>>,
     /// The sizes of the files of bundles that did not fit, which need not be measured again.
     measured: BTreeMap<Bundle, Arc<MeasuredFiles>>,
     /// Unchanged bundles that the log has already.
@@ -52,9 +55,9 @@ struct PassMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BundleCounts {
-    /// Imported now or before.
+    /// Imported now or before, with all images that are for this node.
     pub imported: usize,
-    /// Not imported: invalid, unreadable, or too large for the free space.
+    /// Not imported, or not with all images: invalid, unreadable, or too large for the free space.
     pub failed: usize,
 }
 
@@ -76,12 +79,9 @@ pub enum PreseedError {
         "can't list the image bundles in the preseed directory: mount its disk, create it, or correct its mode"
     )]
     ListBundles(#[source] nodekeel_localstorage::Error),
-    /// Listing the images of the store failed; a retry can help.
+    /// Listing the namespaces of the store failed; a retry can help.
     #[error("can't list the images in containerd's store")]
     ListImages(#[source] ImageStoreError),
-    /// Changing the marks, the pin or the target of an image failed; a retry can help.
-    #[error("can't update the labels and targets of the images in containerd's store")]
-    UpdateImages(#[source] ImageStoreError),
 }
 
 /// The outcome for one bundle.
@@ -94,6 +94,8 @@ pub enum BundleOutcome {
         bundle: Bundle,
         /// Names of its images, without those that belong to an earlier bundle.
         images: Vec<String>,
+        /// What it has besides them and was not listed.
+        left_out: Vec<LeftOutImage>,
     },
     /// The bundle is unchanged, and all of its content exists.
     Unchanged {
@@ -101,6 +103,9 @@ pub enum BundleOutcome {
         bundle: Bundle,
         /// Names of its images, without those that belong to an earlier bundle.
         images: Vec<String>,
+        /// What it has besides them and was not listed. What is not for this node is only known to the process that has
+        /// read the bundle.
+        left_out: Vec<LeftOutImage>,
     },
     /// An earlier pass found the bundle invalid, and it has not changed.
     KnownInvalid {
@@ -123,6 +128,8 @@ pub struct PreseedReport {
     pub skipped: Vec<SkippedEntry>,
     /// The listed images that were changed, because of what bundles no longer bring.
     pub changes: Vec<ImageUpdate>,
+    /// Failures of the store that concern one namespace; a retry can help.
+    pub namespace_failures: Vec<ImageStoreError>,
     /// True if the directory is empty, like the mount point of a disk that is not mounted: images stay as they
     /// are. A directory of no bundles has an empty directory of a namespace.
     pub is_empty: bool,
@@ -137,18 +144,31 @@ impl PreseedReport {
 
     /// The number of imported bundles, and of those that are not.
     pub fn bundle_counts(&self) -> BundleCounts {
-        let failed = self.failures().len();
+        let failed = self.outcomes.iter().filter(|outcome| outcome.failure().is_some()).count();
         BundleCounts { imported: self.outcomes.len() - failed, failed }
     }
 
-    /// The reasons why bundles are not imported: a line for each, with its path.
+    /// The reasons why bundles are not imported, or not with all images: a line for each, with its path.
     pub fn failures(&self) -> Vec<String> {
-        let failure = |outcome: &BundleOutcome| match outcome {
-            BundleOutcome::Failed(error) => Some(error_chain(error)),
-            BundleOutcome::KnownInvalid { reason, .. } => Some(reason.clone()),
-            BundleOutcome::Imported { .. } | BundleOutcome::Unchanged { .. } => None,
-        };
-        self.outcomes.iter().filter_map(failure).collect()
+        let store = self.namespace_failures.iter().map(|error| error_chain(error));
+        self.outcomes.iter().filter_map(BundleOutcome::failure).chain(store).collect()
+    }
+}
+
+impl BundleOutcome {
+    /// The reason why the bundle is not imported, or not with all images; `None` if nothing is wrong.
+    fn failure(&self) -> Option<String> {
+        match self {
+            Self::Failed(error) => Some(error_chain(error)),
+            Self::KnownInvalid { reason, .. } => Some(reason.clone()),
+            Self::Imported { bundle, left_out, .. } | Self::Unchanged { bundle, left_out, .. } => {
+                let faults: Vec<_> = left_out.iter().filter(|image| !image.is_foreign()).collect();
+                let first = faults.first()?;
+                let more =
+                    if faults.len() > 1 { format!(", and {} more", faults.len() - 1) } else { String::new() };
+                Some(format!("{}/{} without the image {first}{more}", bundle.namespace, bundle.file))
+            }
+        }
     }
 }
 
@@ -201,18 +221,22 @@ impl Preseed {
         &self.bundle_dir
     }
 
+    fn bundle_path(&self, bundle: &Bundle) -> PathBuf {
+        self.bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file)
+    }
+
     /// The number of bundles that the last complete pass over a directory with bundles has left imported, and not;
     /// `None` before. Clones of this value share it.
     pub fn bundle_counts(&self) -> Option<BundleCounts> {
         self.lock_memory().counts
     }
 
-    /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle does not affect the
-    /// others. What bundles no longer bring loses its marks and its pin at the end.
+    /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle or image does not affect the
+    /// others, and neither does a namespace whose images can't be listed. What bundles no longer bring loses its marks and its pin at the end.
     ///
     /// # Errors
-    /// [`PreseedError`] if the directory or the store fails for all of them. Errors of single bundles are in the
-    /// report.
+    /// [`PreseedError`] if the directory or the store fails for all of them. Errors of single bundles and namespaces are
+    /// in the report.
     ///
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
@@ -226,9 +250,9 @@ impl Preseed {
         }
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let (processed, changes) = PreseedPass::new(self, store, wanted).run().await?;
-        outcomes.extend(processed);
-        let report = PreseedReport { outcomes, skipped, changes, is_empty: false };
+        let mut report = PreseedPass::new(self, store, wanted).run().await?;
+        outcomes.append(&mut report.outcomes);
+        let report = PreseedReport { outcomes, skipped, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.
         self.lock_memory().counts = Some(report.bundle_counts());
         Ok(report)
@@ -247,6 +271,10 @@ impl Preseed {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn find_left_out(&self, bundle: &Bundle) -> Option<Vec<LeftOutImage>> {
+        self.lock_memory().left_out.get(bundle).cloned()
+    }
+
     fn find_fault(&self, bundle: &Bundle) -> Option<BundleFault> {
         self.lock_memory().invalid.get(bundle).cloned()
     }
@@ -254,10 +282,11 @@ impl Preseed {
     /// Logs what happened to a bundle; that it is unchanged only once, since passes may be repeated.
     fn log_outcome(&self, outcome: &BundleOutcome) {
         match outcome {
-            BundleOutcome::Imported { bundle, images } => {
+            BundleOutcome::Imported { bundle, images, left_out } => {
                 tracing::info!("preseeded {} into {}: {}", bundle.file, bundle.namespace, images.join(","));
+                left_out.iter().for_each(|image| log_left_out(bundle, image));
             }
-            BundleOutcome::Unchanged { bundle, images } => {
+            BundleOutcome::Unchanged { bundle, images, left_out } => {
                 if self.lock_memory().logged.insert(bundle.clone()) {
                     tracing::info!(
                         "{} in {} is unchanged: {}",
@@ -265,6 +294,7 @@ impl Preseed {
                         bundle.namespace,
                         images.join(",")
                     );
+                    left_out.iter().for_each(|image| log_left_out(bundle, image));
                 }
             }
             BundleOutcome::KnownInvalid { bundle, .. } => tracing::warn!(
@@ -274,5 +304,14 @@ impl Preseed {
             ),
             BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
         }
+    }
+}
+
+/// Logs what a bundle could not bring, besides its images.
+fn log_left_out(bundle: &Bundle, image: &LeftOutImage) {
+    let Bundle { namespace, file, .. } = bundle;
+    match image.is_foreign() {
+        true => tracing::info!("{file} in {namespace} has what this node does not run: {image}"),
+        false => tracing::error!("{file} in {namespace} is imported without the image {image}"),
     }
 }

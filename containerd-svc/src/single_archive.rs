@@ -6,18 +6,19 @@ use std::path::Path;
 use crate::error::ImportError;
 use crate::image::{Image, Labels};
 use crate::image_walk::ImageScope;
-use crate::import::{self, ImportJob, MeasuredFiles};
+use crate::import::{self, ImportJob, ImportedImages, MeasuredFiles};
 use crate::scan::repository_name;
 use crate::{Descriptor, ImageName, ImageStore, ImportLimits, Namespace, Platform};
 
 /// Imports the images of one archive, for this machine's platform. Unlike [`Preseed`](crate::Preseed), it
-/// always reads the archive, neither pins nor labels the images, and replaces the image of an existing name.
+/// always reads the archive, neither pins nor labels the images, and replaces the image of an existing name. An image
+/// that is damaged or not for this machine is left out, and does not affect the others.
 ///
 /// The file is read once, from its current position; `path` names it in errors, and its last component
 /// is the repository of images with only a tag.
 ///
 /// # Errors
-/// [`ImportError`]. None of its images is listed then.
+/// [`ImportError`]: none of its images is listed.
 ///
 /// # Cancel safety
 /// If it is dropped before its end, it has listed none or some of the images, and each of these is complete.
@@ -26,7 +27,7 @@ pub async fn import_archive(
     namespace: &Namespace,
     path: &Path,
     file: File,
-) -> Result<Vec<Image>, ImportError> {
+) -> Result<ImportedImages, ImportError> {
     let (platform, limits) = (Platform::of_build_target(), ImportLimits::default());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let job = ImportJob {
@@ -40,6 +41,7 @@ pub async fn import_archive(
         target: target.clone(),
         labels: Labels::new(),
     };
-    let images = import::import_bundle(job, file, &mut |targets| targets.iter().map(image).collect()).await;
-    images.map_err(|error| error.with_path(path.to_owned()))
+    let imported =
+        import::import_bundle(job, file, &mut |targets, _| targets.iter().map(image).collect()).await;
+    imported.map_err(|error| error.with_path(path.to_owned()))
 }

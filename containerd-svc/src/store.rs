@@ -53,15 +53,15 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
         digest: &Digest,
     ) -> Result<Option<u64>, ImageStoreError>;
 
-    /// Reads some content of at most `limit` bytes; `None` if it does not exist.
+    /// Reads some content of this size; `None` if it does not exist, has another size or does not match its digest.
     ///
     /// # Errors
-    /// [`ImageStoreError::ReadContent`], also for larger content; a retry can help if it is not larger.
+    /// [`ImageStoreError::ReadContent`]; a retry can help.
     async fn read_content(
         &self,
         namespace: &Namespace,
         digest: &Digest,
-        limit: u64,
+        size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError>;
 
     /// Begins an import session.

@@ -64,6 +64,8 @@ pub(crate) enum CommandError {
     Usage { message: String },
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },
+    #[error("images of the archive are left out: {}", images.join("; "))]
+    ImagesLeftOut { images: Vec<String> },
     #[error("nothing was changed: type yes, or add --yes")]
     NotAgreed,
     /// The output names the problems.
@@ -132,7 +134,7 @@ impl CommandError {
             Self::Passphrase(_) => ("passphrase", 1),
             Self::Write(_) => ("write", 1),
             Self::NotAgreed => ("not-agreed", 1),
-            Self::ActionFailed { .. } => ("action-failed", 1),
+            Self::ActionFailed { .. } | Self::ImagesLeftOut { .. } => ("action-failed", 1),
         }
     }
 

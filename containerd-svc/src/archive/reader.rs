@@ -30,17 +30,15 @@ pub(crate) trait BlobSink {
 
     /// Completes the announced blob, which has this digest.
     fn commit(&mut self, digest: Digest) -> Result<(), Self::Error>;
+
+    /// Discards the announced blob, whose digest is not the one in its name.
+    fn discard(&mut self);
 }
 
 /// Failure to read an archive into a sink.
 #[derive(Debug)]
 pub(crate) enum ReadError<E> {
     Archive(ArchiveError),
-    /// The digest of a blob is not the one in its name.
-    Digest {
-        name: String,
-        found: Digest,
-    },
     Sink(E),
 }
 
@@ -66,6 +64,8 @@ pub(crate) struct ArchiveContents {
     /// `manifest.json` of a docker-archive.
     pub(crate) manifest: Option<Vec<u8>>,
     files: BTreeMap<String, StoredBlob>,
+    /// Files whose content has this digest, and not the one in their name. No sink has them.
+    damaged: BTreeMap<String, Digest>,
     links: BTreeMap<String, String>,
 }
 
@@ -81,6 +81,15 @@ impl ArchiveContents {
             name.clone_from(self.links.get(&name)?);
         }
         None
+    }
+
+    /// The damaged file that this missing content would be, by its name or its digest; with the digest that it has.
+    pub(crate) fn find_damaged(&self, missing: &str) -> Option<(&str, Digest)> {
+        let is_it = |name: &str| {
+            name == missing || digest_from_name(name).is_some_and(|digest| digest.to_string() == missing)
+        };
+        let found = self.damaged.iter().find(|(name, _)| is_it(name));
+        found.map(|(name, digest)| (name.as_str(), *digest))
     }
 
     /// The digests of all blobs of the archive.
@@ -164,7 +173,10 @@ fn read_file<R: Read, S: BlobSink>(
         name if is_legacy_metadata(name) => {}
         _ => {
             let stored = read_blob(tar, &entry, sink)?;
-            contents.files.insert(entry.name, stored);
+            match digest_from_name(&entry.name).filter(|expected| *expected != stored.digest) {
+                Some(_) => drop(contents.damaged.insert(entry.name, stored.digest)),
+                None => drop(contents.files.insert(entry.name, stored)),
+            }
         }
     }
     Ok(())
@@ -187,7 +199,7 @@ fn read_document<R: Read>(
     tar.read_all_content()
 }
 
-/// Streams a file's content to the sink and computes its digest.
+/// Streams a file's content to the sink and computes its digest, which may differ from the one in its name.
 fn read_blob<R: Read, S: BlobSink>(
     tar: &mut TarReader<R>,
     entry: &TarEntry,
@@ -219,11 +231,10 @@ fn read_blob<R: Read, S: BlobSink>(
         expected => {
             let found = hasher.finish();
             // Before the commit: content with a wrong digest never becomes visible.
-            if expected.is_some_and(|expected| expected != found) {
-                return Err(ReadError::Digest { name: entry.name.clone(), found });
-            }
-            if is_wanted {
-                sink.commit(found).map_err(ReadError::Sink)?;
+            match expected.is_some_and(|expected| expected != found) {
+                true => sink.discard(),
+                false if is_wanted => sink.commit(found).map_err(ReadError::Sink)?,
+                false => {}
             }
             found
         }

@@ -162,7 +162,7 @@ fn is_out_of_space(outcome: &BundleOutcome) -> bool {
 /// The images that bundles bring.
 fn imported_images(report: &PreseedReport) -> impl Iterator<Item = (&Namespace, &String)> {
     report.outcomes.iter().flat_map(|outcome| match outcome {
-        BundleOutcome::Imported { bundle, images } | BundleOutcome::Unchanged { bundle, images } => {
+        BundleOutcome::Imported { bundle, images, .. } | BundleOutcome::Unchanged { bundle, images, .. } => {
             images.iter().map(|image| (&bundle.namespace, image)).collect()
         }
         BundleOutcome::KnownInvalid { .. } | BundleOutcome::Failed(_) => Vec::new(),

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
-use crate::error::{ArchivedImageError, BundleError};
+use crate::error::BundleError;
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
 use crate::{Digest, ImageStoreError, ImportLimits};
 
@@ -38,7 +38,6 @@ pub(super) async fn read_archive(
 fn bundle_error(error: ReadError<ImageStoreError>) -> BundleError {
     match error {
         ReadError::Archive(error) => BundleError::Archive(error),
-        ReadError::Digest { name: file, found } => ArchivedImageError::DigestMismatch { file, found }.into(),
         ReadError::Sink(error) => error.into(),
     }
 }
@@ -90,5 +89,9 @@ impl BlobSink for StoreBridge {
     fn commit(&mut self, digest: Digest) -> Result<(), ImageStoreError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
         wait_for_store(&self.runtime, &mut self.cancelled, writer.commit(&digest))
+    }
+
+    fn discard(&mut self) {
+        self.writer = None;
     }
 }

@@ -1,19 +1,39 @@
 //! Collects the image names of an archive.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::json;
 
 use super::ImportJob;
 use crate::archive::{ArchiveContents, Compression, StoredBlob};
-use crate::documents::{DockerManifestEntry, ImageConfig, ImageIndex, TargetKind};
+use crate::documents::{DockerManifestEntry, ImageConfig, ImageIndex, IndexEntry, TargetKind};
 use crate::error::{ArchivedImageError, BundleError};
 use crate::image::{Descriptor, media};
 use crate::store::{ImportSession, IncomingBlob};
 use crate::{Digest, ImageName};
 
-/// For each name, the different targets with that name.
-pub(super) type ImageCandidates = BTreeMap<ImageName, Vec<Descriptor>>;
+/// The images that an archive names.
+#[derive(Debug, Default)]
+pub(super) struct ImageCandidates {
+    /// For each name, the different targets with that name.
+    pub(super) named: BTreeMap<ImageName, Vec<Descriptor>>,
+    /// Entries that are no candidates, by their names in the archive.
+    pub(super) left_out: Vec<(String, ArchivedImageError)>,
+}
+
+impl ImageCandidates {
+    fn add(&mut self, name: ImageName, target: Descriptor) {
+        let targets = self.named.entry(name).or_default();
+        if !targets.iter().any(|known| known.digest == target.digest) {
+            targets.push(target);
+        }
+    }
+
+    fn leave_out(&mut self, name: impl Into<String>, error: ArchivedImageError) {
+        self.left_out.push((name.into(), error));
+    }
+}
 
 /// Reads the names from `index.json`, or from `manifest.json` if the archive has no OCI layout.
 pub(super) async fn find_candidates(
@@ -21,7 +41,7 @@ pub(super) async fn find_candidates(
     contents: &ArchiveContents,
     import: &mut dyn ImportSession,
 ) -> Result<ImageCandidates, BundleError> {
-    let mut candidates = ImageCandidates::new();
+    let mut candidates = ImageCandidates::default();
     match (&contents.index, &contents.manifest) {
         // Newer releases of `docker save` write both; the index has the digests of everything.
         (Some(index), _) => add_layout_images(job, index, &mut candidates)?,
@@ -32,32 +52,21 @@ pub(super) async fn find_candidates(
         }
         (None, None) => return Err(ArchivedImageError::NoIndex.into()),
     }
-    match candidates.is_empty() {
+    let limit = job.scope.limits.descriptors;
+    if candidates.named.len() > limit as usize {
+        return Err(ArchivedImageError::Limit { limit: limit.into(), of: "names" }.into());
+    }
+    match candidates.named.is_empty() && candidates.left_out.is_empty() {
         true => Err(ArchivedImageError::Unnamed.into()),
         false => Ok(candidates),
     }
 }
 
 fn parse_document<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, ArchivedImageError> {
-    serde_json::from_slice(bytes)
-        .map_err(|source| ArchivedImageError::InvalidDocument { what: what.to_owned(), source })
-}
-
-fn add_candidate(
-    job: ImportJob<'_>,
-    candidates: &mut ImageCandidates,
-    name: ImageName,
-    target: Descriptor,
-) -> Result<(), ArchivedImageError> {
-    let targets = candidates.entry(name).or_default();
-    if !targets.iter().any(|known| known.digest == target.digest) {
-        targets.push(target);
-    }
-    let limit = job.scope.limits.descriptors;
-    if candidates.len() > limit as usize {
-        return Err(ArchivedImageError::Limit { limit: limit.into(), of: "names" });
-    }
-    Ok(())
+    serde_json::from_slice(bytes).map_err(|source| ArchivedImageError::InvalidDocument {
+        what: what.to_owned(),
+        source: Arc::new(source),
+    })
 }
 
 fn add_layout_images(
@@ -65,16 +74,29 @@ fn add_layout_images(
     index: &[u8],
     candidates: &mut ImageCandidates,
 ) -> Result<(), ArchivedImageError> {
-    for listed in parse_document::<ImageIndex>("index.json", index)?.manifests {
-        let target = listed.to_descriptor();
-        // A signature or a chart may have a name, but is not an image.
-        let Some(reference) = listed.reference_name().filter(|_| target.target_kind() != TargetKind::Other)
-        else {
-            continue;
+    for (position, entry) in parse_document::<ImageIndex>("index.json", index)?.manifests.iter().enumerate() {
+        let reference = entry.reference_name();
+        let target = match entry {
+            IndexEntry::Descriptor(listed) => listed.to_descriptor(),
+            IndexEntry::Unusable { .. } | IndexEntry::Invalid(_) => {
+                let digest = entry.unusable_digest().unwrap_or_default().to_owned();
+                let position = || format!("entry {position} of index.json");
+                let name = reference.map_or_else(position, str::to_owned);
+                candidates.leave_out(name, ArchivedImageError::UnsupportedEntry { digest });
+                continue;
+            }
         };
-        let name =
-            ImageName::of_reference(reference, job.repository).map_err(ArchivedImageError::InvalidName)?;
-        add_candidate(job, candidates, name, target)?;
+        // Without a name, nothing could ask for it.
+        let Some(reference) = reference else { continue };
+        if target.target_kind() == TargetKind::Other {
+            let media_type = target.media_type;
+            candidates.leave_out(reference, ArchivedImageError::NotAnImage { media_type });
+            continue;
+        }
+        match ImageName::of_reference(reference, job.repository) {
+            Ok(name) => candidates.add(name, target),
+            Err(error) => candidates.leave_out(reference, ArchivedImageError::InvalidName(error)),
+        }
     }
     Ok(())
 }
@@ -90,10 +112,17 @@ async fn add_docker_images(
     if tags.is_empty() {
         return Ok(());
     }
-    let target = create_manifest(job, contents, saved, import).await?;
+    let target = match create_manifest(job, contents, saved, import).await {
+        Ok(target) => Ok(target),
+        Err(BundleError::Image(error)) => Err(error),
+        Err(error) => return Err(error),
+    };
     for tag in tags {
-        let name: ImageName = tag.parse().map_err(ArchivedImageError::InvalidName)?;
-        add_candidate(job, candidates, name, target.clone())?;
+        let name = tag.parse::<ImageName>().map_err(ArchivedImageError::InvalidName);
+        match name.and_then(|name| Ok((name, target.clone()?))) {
+            Ok((name, target)) => candidates.add(name, target),
+            Err(error) => candidates.leave_out(tag, error),
+        }
     }
     Ok(())
 }
@@ -153,7 +182,8 @@ async fn check_layers(
     layers: &[&StoredBlob],
 ) -> Result<(), BundleError> {
     // A missing configuration is reported when the image is followed.
-    let Some(config) = job.scope.read_document::<ImageConfig>(&config.digest).await? else { return Ok(()) };
+    let config = job.scope.read_document::<ImageConfig>(&config.digest, config.size).await?;
+    let Some(config) = config else { return Ok(()) };
     let layers = names.iter().zip(layers).zip(config.rootfs.diff_ids);
     for ((name, stored), diff_id) in layers {
         if stored.compression == Compression::None && stored.digest != diff_id {

@@ -5,18 +5,26 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-use super::{BundleFault, BundleOutcome, Preseed, PreseedError};
-use crate::error::{ArchivedImageError, BundleError, ImportError};
+use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport};
+use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, is_complete};
-use crate::import::{self, ImportJob, error_chain};
+use crate::import::{self, ImportJob, ImportedImages, error_chain};
 use crate::plan::{
-    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, PINNED_LABEL, WantedBundles, find_name_owner,
-    plan_preseed,
+    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, WantedBundles,
+    find_name_owner, plan_preseed,
 };
 use crate::scan::{self, repository_name};
 use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
 use crate::{Descriptor, Digest, ImageName, Namespace};
+
+/// The images of a bundle after its import, or its verification.
+struct Processed {
+    /// The names that it owns.
+    images: Vec<String>,
+    left_out: Vec<LeftOutImage>,
+    is_imported: bool,
+}
 
 /// A pass in progress.
 pub(super) struct PreseedPass<'a> {
@@ -26,19 +34,30 @@ pub(super) struct PreseedPass<'a> {
     /// The listed images; those of this pass included.
     listed: BTreeMap<Namespace, Vec<Image>>,
     outcomes: BTreeMap<Bundle, BundleOutcome>,
+    /// The most images that each bundle has listed in this pass.
+    progress: BTreeMap<Bundle, usize>,
+    namespace_failures: Vec<ImageStoreError>,
 }
 
 impl<'a> PreseedPass<'a> {
     pub(super) fn new(preseed: &'a Preseed, store: &'a dyn ImageStore, wanted: WantedBundles) -> Self {
-        Self { preseed, store, wanted, listed: BTreeMap::new(), outcomes: BTreeMap::new() }
+        Self {
+            preseed,
+            store,
+            wanted,
+            listed: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+            progress: BTreeMap::new(),
+            namespace_failures: Vec::new(),
+        }
     }
 
     /// Plans and imports until a plan imports nothing more, then applies its changes of images. An import may
     /// bring content that another bundle lacks, and a changed bundle may give a name to another one.
-    pub(super) async fn run(mut self) -> Result<(Vec<BundleOutcome>, Vec<ImageUpdate>), PreseedError> {
+    pub(super) async fn run(mut self) -> Result<PreseedReport, PreseedError> {
         loop {
             // Each import changes the marks, so every plan starts from the images that are listed now.
-            self.listed = list_images(self.store, &self.wanted).await.map_err(PreseedError::ListImages)?;
+            self.list_images().await.map_err(PreseedError::ListImages)?;
             let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
             if self.process_bundles(plan.bundles).await {
                 continue;
@@ -46,12 +65,64 @@ impl<'a> PreseedPass<'a> {
             // Only now is it known that no other bundle brings what these lack.
             let lacking = self.outcomes.iter().filter(|(bundle, _)| self.lacks_content(bundle));
             lacking.for_each(|(_, outcome)| self.preseed.log_outcome(outcome));
-            let changes = apply_changes(self.store, plan.images).await.map_err(PreseedError::UpdateImages)?;
-            return Ok((self.outcomes.into_values().collect(), changes));
+            let changes = self.apply_changes(plan.images).await;
+            return Ok(PreseedReport {
+                outcomes: self.outcomes.into_values().collect(),
+                changes,
+                namespace_failures: self.namespace_failures,
+                ..PreseedReport::default()
+            });
         }
     }
 
-    /// Processes the bundles that are due; returns whether any was imported.
+    /// Lists the images of all namespaces, also of those without a bundle: they may have lost their last one. What is
+    /// wanted of a namespace whose images can't be listed has failed, and its images stay as they are.
+    async fn list_images(&mut self) -> Result<(), ImageStoreError> {
+        let mut namespaces: BTreeSet<Namespace> = self.store.list_namespaces().await?.into_iter().collect();
+        namespaces.extend(self.wanted.bundles.iter().map(|bundle| bundle.namespace.clone()));
+        self.listed.clear();
+        self.namespace_failures.clear();
+        for namespace in namespaces {
+            match self.store.list_images(&namespace).await {
+                Ok(images) => drop(self.listed.insert(namespace, images)),
+                Err(error) => {
+                    tracing::error!("{}", error_chain(&error));
+                    // Also if a later list succeeds: its bundles are not known to be gone.
+                    self.wanted.listed.remove(&namespace);
+                    self.wanted.bundles.retain(|bundle| {
+                        let is_listed = bundle.namespace != namespace;
+                        if !is_listed && !self.outcomes.contains_key(bundle) {
+                            let path = self.preseed.bundle_path(bundle);
+                            let source = ImageStoreError::ListImages {
+                                namespace: namespace.clone(),
+                                source: error_chain(&error).into(),
+                            };
+                            let failed = BundleOutcome::Failed(ImportError::Store { path, source });
+                            self.outcomes.insert(bundle.clone(), failed);
+                        }
+                        is_listed
+                    });
+                    self.namespace_failures.push(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies changes of images; returns those that were possible.
+    async fn apply_changes(&mut self, changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
+        let mut applied = Vec::new();
+        // A session is for one namespace, and the plan has the changes of each next to each other.
+        for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
+            if let Err(error) = apply_changes(self.store, changes, &mut applied).await {
+                tracing::error!("{}", error_chain(&error));
+                self.namespace_failures.push(error);
+            }
+        }
+        applied
+    }
+
+    /// Processes the bundles that are due; returns whether any import has listed more images than before.
     async fn process_bundles(&mut self, planned: Vec<(Bundle, BundleAction)>) -> bool {
         let mut is_any_imported = false;
         for (bundle, action) in planned {
@@ -64,7 +135,11 @@ impl<'a> PreseedPass<'a> {
             };
             if is_due {
                 let outcome = self.process_bundle(&bundle, action).await;
-                is_any_imported |= matches!(outcome, BundleOutcome::Imported { .. });
+                if let BundleOutcome::Imported { images, .. } = &outcome {
+                    // A bundle that still lacks the same content has brought nothing more.
+                    let before = self.progress.insert(bundle.clone(), images.len());
+                    is_any_imported |= before.is_none_or(|before| before < images.len());
+                }
                 if !self.lacks_content(&bundle) {
                     self.preseed.log_outcome(&outcome);
                 }
@@ -77,7 +152,9 @@ impl<'a> PreseedPass<'a> {
                 self.outcomes.keys().filter(|bundle| self.lacks_content(bundle)).cloned().collect();
             for bundle in lacking {
                 self.outcomes.remove(&bundle);
-                self.preseed.lock_memory().invalid.remove(&bundle);
+                let mut memory = self.preseed.lock_memory();
+                memory.invalid.remove(&bundle);
+                memory.left_out.remove(&bundle);
             }
         }
         is_any_imported
@@ -85,7 +162,11 @@ impl<'a> PreseedPass<'a> {
 
     /// Returns whether the bundle lacks content that another one may bring.
     fn lacks_content(&self, bundle: &Bundle) -> bool {
+        let lacks_content = |image: &LeftOutImage| {
+            matches!(&image.reason, LeftOutReason::Archive(ArchivedImageError::MissingContent { .. }))
+        };
         self.preseed.find_fault(bundle).is_some_and(|fault| fault.lacks_content)
+            || self.preseed.find_left_out(bundle).is_some_and(|left_out| left_out.iter().any(lacks_content))
     }
 
     async fn process_bundle(&mut self, bundle: &Bundle, action: BundleAction) -> BundleOutcome {
@@ -94,8 +175,13 @@ impl<'a> PreseedPass<'a> {
             return BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
         }
         match self.import_or_verify(bundle, action).await {
-            Ok((images, true)) => BundleOutcome::Imported { bundle: bundle.clone(), images },
-            Ok((images, false)) => BundleOutcome::Unchanged { bundle: bundle.clone(), images },
+            Ok(Processed { images, left_out, is_imported }) => {
+                let bundle = bundle.clone();
+                match is_imported {
+                    true => BundleOutcome::Imported { bundle, images, left_out },
+                    false => BundleOutcome::Unchanged { bundle, images, left_out },
+                }
+            }
             Err(error) => {
                 if !error.is_retryable() {
                     let lacks_content = matches!(
@@ -110,21 +196,24 @@ impl<'a> PreseedPass<'a> {
         }
     }
 
-    /// The names that a bundle owns, and whether it was imported now.
     async fn import_or_verify(
         &mut self,
         bundle: &Bundle,
         action: BundleAction,
-    ) -> Result<(Vec<String>, bool), ImportError> {
+    ) -> Result<Processed, ImportError> {
         let Preseed { bundle_dir, target_platform: platform, import_limits: limits, unpacks_layers, .. } =
             self.preseed;
-        let path = bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file);
+        let path = self.preseed.bundle_path(bundle);
         let to_import_error = |error: BundleError| error.with_path(path.clone());
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
+        let known = self.preseed.find_left_out(bundle);
         if let BundleAction::Verify(images) = action
+            // What a fault has left out is only known to the process that has read the bundle.
+            && (known.is_some() || !bundle.has_left_out(&images))
             && are_complete(scope, &images).await.map_err(to_import_error)?
         {
-            return Ok((images.into_iter().map(|image| image.name).collect(), false));
+            let images = images.into_iter().map(|image| image.name).collect();
+            return Ok(Processed { images, left_out: known.unwrap_or_default(), is_imported: false });
         }
         // Either the bundle is due, or content of its images was lost.
         let (directory, opened) = (bundle_dir.clone(), bundle.clone());
@@ -137,16 +226,25 @@ impl<'a> PreseedPass<'a> {
         let job = ImportJob { scope, repository, unpack: *unpacks_layers, measured: &measured };
         let start = Instant::now();
         let mut owned = Vec::new();
-        let imported =
-            import::import_bundle(job, file, &mut |targets| self.map_images(bundle, targets, &mut owned))
-                .await;
+        let imported = import::import_bundle(job, file, &mut |targets, left_out| {
+            let import = ImportMark { count: targets.len(), left_out, unpacked: *unpacks_layers };
+            self.map_images(bundle, targets, import, &mut owned)
+        })
+        .await;
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
         if let Err(BundleError::Store(ImageStoreError::NoSpace { .. })) = &imported {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
         }
-        let images = imported.map_err(to_import_error)?;
+        let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
         merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
-        Ok((owned, true))
+        let is_retryable = |image: &LeftOutImage| matches!(image.reason, LeftOutReason::Store(_));
+        // What the store has refused, it may take the next time: then the bundle is read again.
+        if left_out.iter().any(is_retryable) {
+            self.preseed.lock_memory().left_out.remove(bundle);
+        } else {
+            self.preseed.lock_memory().left_out.insert(bundle.clone(), left_out.clone());
+        }
+        Ok(Processed { images: owned, left_out, is_imported: true })
     }
 
     /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an
@@ -155,13 +253,12 @@ impl<'a> PreseedPass<'a> {
         &self,
         bundle: &Bundle,
         targets: &[(ImageName, Descriptor)],
+        import: ImportMark,
         owned: &mut Vec<String>,
     ) -> Vec<Image> {
         let listed = self.listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
         let image = |(name, target): &(ImageName, Descriptor)| {
-            let unpacked = self.preseed.unpacks_layers;
-            let mut labels: Labels =
-                bundle.image_labels(name.as_str(), targets.len(), target.digest, unpacked);
+            let mut labels: Labels = bundle.image_labels(name.as_str(), target.digest, import);
             if self.preseed.pins_images {
                 labels.insert(PINNED_LABEL.0.into(), PINNED_LABEL.1.into());
             }
@@ -201,44 +298,25 @@ fn merge_images(listed: &mut Vec<Image>, images: Vec<Image>) {
     }
 }
 
-/// Lists the images of all namespaces, also of those without a bundle: they may have lost their last one.
-async fn list_images(
-    store: &dyn ImageStore,
-    wanted: &WantedBundles,
-) -> Result<BTreeMap<Namespace, Vec<Image>>, ImageStoreError> {
-    let mut namespaces: BTreeSet<Namespace> = store.list_namespaces().await?.into_iter().collect();
-    namespaces.extend(wanted.bundles.iter().map(|bundle| bundle.namespace.clone()));
-    let mut listed = BTreeMap::new();
-    for namespace in namespaces {
-        let images = store.list_images(&namespace).await?;
-        listed.insert(namespace, images);
-    }
-    Ok(listed)
-}
-
-/// Applies changes of images whose content exists; returns these. The others are planned again.
+/// Applies changes of images of one namespace whose content exists. The others are planned again.
 async fn apply_changes(
     store: &dyn ImageStore,
-    changes: Vec<ImageUpdate>,
-) -> Result<Vec<ImageUpdate>, ImageStoreError> {
-    let mut applied = Vec::new();
-    // A session is for one namespace, and the plan has the changes of each next to each other.
-    for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
-        let mut session = store.begin_import(&changes[0].namespace).await?;
-        for change in changes {
-            let image = &change.image;
-            // The session keeps the content until the image refers to it.
-            let (digest, size) = (Some(image.target.digest), image.target.size);
-            let content = IncomingBlob { digest, size, file: image.name.clone() };
-            if session.open_writer(&content).await?.is_none() {
-                session.put_image(image).await?;
-                log_change(change);
-                applied.push(change.clone());
-            }
+    changes: &[ImageUpdate],
+    applied: &mut Vec<ImageUpdate>,
+) -> Result<(), ImageStoreError> {
+    let mut session = store.begin_import(&changes[0].namespace).await?;
+    for change in changes {
+        let image = &change.image;
+        // The session keeps the content until the image refers to it.
+        let (digest, size) = (Some(image.target.digest), image.target.size);
+        let content = IncomingBlob { digest, size, file: image.name.clone() };
+        if session.open_writer(&content).await?.is_none() {
+            session.put_image(image).await?;
+            log_change(change);
+            applied.push(change.clone());
         }
-        session.finish().await?;
     }
-    Ok(applied)
+    session.finish().await
 }
 
 fn log_change(ImageUpdate { namespace, kind, image: Image { name, target, .. } }: &ImageUpdate) {

@@ -111,6 +111,13 @@ impl ArchiveBuilder {
         self
     }
 
+    /// Adds an entry to the index of an OCI layout, unchanged.
+    #[must_use]
+    pub fn with_index_entry(mut self, entry: Value) -> Self {
+        self.index_entries.push(entry);
+        self
+    }
+
     /// Adds a file unchanged.
     #[must_use]
     pub fn with_file(mut self, name: &str, content: &[u8]) -> Self {

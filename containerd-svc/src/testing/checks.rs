@@ -45,6 +45,11 @@ impl BlobSink for CheckingSink {
         self.blobs.insert(digest, size);
         Ok(())
     }
+
+    fn discard(&mut self) {
+        let (incoming, hasher, _) = self.open.take().expect("only announced blobs are discarded");
+        assert_ne!(incoming.digest, Some(hasher.finish()), "what matches its name is kept");
+    }
 }
 
 /// Reads any bytes as an archive: never panics, and commits only content that matches its digest.
@@ -61,7 +66,7 @@ pub fn fuzz_archive(bytes: &[u8]) {
             assert!(witness.open.is_none(), "all announced blobs are committed");
             contents.index.iter().chain(&contents.manifest).for_each(|document| fuzz_documents(document));
         }
-        Err(ReadError::Archive(_) | ReadError::Digest { .. }) => {}
+        Err(ReadError::Archive(_)) => {}
         Err(ReadError::Sink(never)) => match never {},
     }
     assert!(witness.bytes <= limits.archive_bytes, "the limit is enforced");

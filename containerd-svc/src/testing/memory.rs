@@ -197,17 +197,11 @@ impl ImageStore for MemStore {
         &self,
         namespace: &Namespace,
         digest: &Digest,
-        limit: u64,
+        size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError> {
         let bytes =
             self.lock_state().namespace_mut(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
-        if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
-            return Err(ImageStoreError::ReadContent {
-                digest: *digest,
-                source: format!("more than {limit} bytes").into(),
-            });
-        }
-        Ok(bytes)
+        Ok(bytes.filter(|bytes| bytes.len() as u64 == size && Digest::of_content(bytes) == *digest))
     }
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {

@@ -123,7 +123,7 @@ async fn images_without_valid_names_are_rejected() {
 async fn archives_without_images_are_rejected() {
     let empty = tar::Builder::new(Vec::new()).into_inner().unwrap();
     assert!(matches!(image_error(BundleFixture::assert_rejected(&empty).await), ArchivedImageError::NoIndex));
-    for document in ["{", "[]", "{\"manifests\":7}", "null", "{\"manifests\":[{\"digest\":\"sha256:0\"}]}"] {
+    for document in ["{", "[]", "{\"manifests\":7}", "null"] {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
         header.set_size(document.len() as u64);

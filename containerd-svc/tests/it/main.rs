@@ -8,6 +8,7 @@ mod faults;
 mod golden;
 mod hostile;
 mod incremental;
+mod mixed_bundles;
 mod reconcile;
 mod runsc;
 mod single_archive;

@@ -14,7 +14,10 @@ async fn import_bytes(store: &MemStore, bytes: &[u8]) -> Result<Vec<Image>, Impo
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     let archive = File::open(file.path()).unwrap();
-    import_archive(store, &k8s_namespace(), Path::new("/images/archive.tar.gz"), archive).await
+    let imported =
+        import_archive(store, &k8s_namespace(), Path::new("/images/archive.tar.gz"), archive).await?;
+    assert!(imported.left_out.is_empty(), "{imported:?}");
+    Ok(imported.images)
 }
 
 #[tokio::test]

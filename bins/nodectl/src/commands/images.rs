@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nodekeel_node::v1::{Image, ImagesRequest, ImportImagesRequest};
+use nodekeel_node::v1::{Image, ImagesRequest, ImportImagesRequest, LeftOutImage};
 use serde::Serialize;
 
 use crate::api_client::ApiClient;
@@ -53,12 +53,36 @@ impl ImagesArgs {
                 api.call(async |client| client.import_images(request).await).await?
             }
         };
+        let describe = |image: LeftOutImage| {
+            (image.is_fault, format!("{}: {}", escape_control(&image.name), escape_control(&image.reason)))
+        };
+        let (faults, foreign): (Vec<_>, Vec<_>) =
+            answer.left_out.into_iter().map(describe).partition(|(is_fault, _)| *is_fault);
         let images: Vec<_> = answer.images.into_iter().map(ImageView::from).collect();
-        if printer.is_json {
-            return Ok(printer.print_json(&images)?);
+        print_images(printer, &images, &foreign)?;
+        match faults.is_empty() {
+            true => Ok(()),
+            // The others are imported, and listed above.
+            false => Err(CommandError::ImagesLeftOut {
+                images: faults.into_iter().map(|(_, text)| text).collect(),
+            }),
         }
-        let row = |image: &ImageView| [escape_control(&image.name), escape_control(&image.digest)];
-        let rows: Vec<_> = images.iter().map(|image| (TextStyle::Plain, row(image))).collect();
-        Ok(printer.print_table(["NAME", "DIGEST"], &rows)?)
     }
+}
+
+fn print_images(
+    printer: &mut Printer,
+    images: &[ImageView],
+    foreign: &[(bool, String)],
+) -> Result<(), CommandError> {
+    if printer.is_json {
+        return Ok(printer.print_json(&images)?);
+    }
+    let row = |image: &ImageView| [escape_control(&image.name), escape_control(&image.digest)];
+    let rows: Vec<_> = images.iter().map(|image| (TextStyle::Plain, row(image))).collect();
+    printer.print_table(["NAME", "DIGEST"], &rows)?;
+    for (_, text) in foreign {
+        printer.print_line(&format!("not for this node: {text}"))?;
+    }
+    Ok(())
 }

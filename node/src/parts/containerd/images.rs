@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nodekeel_containerd_svc::{ContainerdImages, DiskReserve, Image, ImageStore as _, Namespace};
+use nodekeel_containerd_svc::{
+    ContainerdImages, DiskReserve, Image, ImageStore as _, LeftOutImage, Namespace,
+};
 use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -73,7 +75,7 @@ pub(crate) async fn import_images(
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
     let store = connect_store(images).await?;
     let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
-    let images = imported.map_err(|error| {
+    let imported = imported.map_err(|error| {
         // A retryable error is one of containerd. Any other is one of the archive, which the caller can correct.
         if error.is_retryable() {
             aborted_status(&error)
@@ -81,8 +83,14 @@ pub(crate) async fn import_images(
             Status::invalid_argument(error_chain(&error))
         }
     })?;
-    tracing::info!("imported {} into {namespace}: {} images", path.display(), images.len());
-    Ok(images_response(images))
+    tracing::info!("imported {} into {namespace}: {} images", path.display(), imported.images.len());
+    let wire = |image: LeftOutImage| v1::LeftOutImage {
+        reason: error_chain(&image.reason),
+        is_fault: !image.is_foreign(),
+        name: image.name,
+    };
+    let left_out = imported.left_out.into_iter().map(wire).collect();
+    Ok(v1::ImagesResponse { left_out, ..images_response(imported.images) })
 }
 
 fn parse_namespace(text: &str) -> Result<Namespace, Status> {
@@ -121,7 +129,7 @@ fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {
         digest: image.target.digest.to_string(),
         media_type: image.target.media_type,
     };
-    v1::ImagesResponse { images: images.into_iter().map(wire).collect() }
+    v1::ImagesResponse { images: images.into_iter().map(wire).collect(), left_out: Vec::new() }
 }
 
 /// The status of a retryable error of containerd, or of its missing answer. The node itself was reached.
