@@ -32,15 +32,16 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// ```text
 /// …containerd           the daemon; ready when it answers Version, and its CRI too, if it has one
 /// ├─ runsc              gVisor's log, if gVisor is among the runtimes
-/// └─ preseed            images; ready while they are imported and the CRI lists them
+/// └─ preseed            images; ready while the required ones are imported and the CRI lists them
 /// ```
 ///
-/// Other runnables can wait for `preseed`. It stays ready if every bundle is imported. Otherwise, it fails after it
-/// was ready, so that the others start with what there is; its failure names the bundles, and each attempt
-/// imports what has been repaired, or fits now. So it does where the directory is empty, and its disk may not be
-/// mounted. While the store itself fails, or the directory is missing or can't be read, it is not ready.
+/// Other runnables can wait for `preseed`. It is ready as soon as the bundles of the
+/// [required images](Preseed::with_required) have been processed, and stays ready whatever else has failed: others start
+/// with what there is, and [`Preseed::problem`] names the rest, which it tries again after a pause of a second that grows
+/// to five minutes. So it does where the directory is empty, and its disk may not be mounted. While the store itself fails, or
+/// the directory is missing or can't be read at its start, it is not ready.
 ///
-/// It is notified when one of its images is deleted, takes back that it is ready, and imports the image again: at
+/// It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
 /// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a
 /// full disk, spares pinned ones; containerd 1.6 has no pins, and there it may delete the image each time.
 ///

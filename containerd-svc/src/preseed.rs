@@ -1,11 +1,13 @@
 //! Preseeds images: imports a directory of bundles.
 
 mod pass;
+mod required;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ImportError, LeftOutImage};
@@ -13,9 +15,10 @@ use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{ImportLimits, Platform};
+use crate::{ImportLimits, Namespace, Platform};
 
 use pass::PreseedPass;
+pub use required::RequiredImage;
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
@@ -33,7 +36,9 @@ pub struct Preseed {
     import_limits: ImportLimits,
     unpacks_layers: bool,
     pins_images: bool,
+    required_images: Vec<RequiredImage>,
     memory: Arc<Mutex<PassMemory>>,
+    problem: Arc<watch::Sender<Option<String>>>,
 }
 
 /// The results of earlier passes, which the clones of a [`Preseed`] share.
@@ -130,6 +135,8 @@ pub struct PreseedReport {
     pub changes: Vec<ImageUpdate>,
     /// Failures of the store that concern one namespace; a retry can help.
     pub namespace_failures: Vec<ImageStoreError>,
+    /// The required images that no bundle has.
+    pub absent: Vec<RequiredImage>,
     /// True if the directory is empty, like the mount point of a disk that is not mounted: images stay as they
     /// are. A directory of no bundles has an empty directory of a namespace.
     pub is_empty: bool,
@@ -151,11 +158,22 @@ impl PreseedReport {
     /// The reasons why bundles are not imported, or not with all images: a line for each, with its path.
     pub fn failures(&self) -> Vec<String> {
         let store = self.namespace_failures.iter().map(|error| error_chain(error));
-        self.outcomes.iter().filter_map(BundleOutcome::failure).chain(store).collect()
+        let absent = self.absent.iter().map(|required| format!("{required} is required, and in no bundle"));
+        self.outcomes.iter().filter_map(BundleOutcome::failure).chain(store).chain(absent).collect()
     }
 }
 
 impl BundleOutcome {
+    /// The names that the bundle has brought; `None` if it is not imported.
+    pub(crate) fn images(&self) -> Option<(&Namespace, &[String])> {
+        match self {
+            Self::Imported { bundle, images, .. } | Self::Unchanged { bundle, images, .. } => {
+                Some((&bundle.namespace, images))
+            }
+            Self::KnownInvalid { .. } | Self::Failed(_) => None,
+        }
+    }
+
     /// The reason why the bundle is not imported, or not with all images; `None` if nothing is wrong.
     fn failure(&self) -> Option<String> {
         match self {
@@ -181,7 +199,9 @@ impl Preseed {
             import_limits: ImportLimits::default(),
             unpacks_layers: false,
             pins_images: true,
+            required_images: Vec::new(),
             memory: Arc::default(),
+            problem: Arc::new(watch::channel(None).0),
         }
     }
 
@@ -216,6 +236,29 @@ impl Preseed {
         self
     }
 
+    /// Sets the images that are imported first, and that others wait for. Default: those of all bundles.
+    #[must_use]
+    pub fn with_required(mut self, required: impl IntoIterator<Item = RequiredImage>) -> Self {
+        self.required_images = required.into_iter().collect();
+        self
+    }
+
+    /// The reason why not all images of the bundles are there, as the runnable of the preseed has last found it; `None` if
+    /// they are, or before its first pass. It is no reason to be not ready. Clones of this value share it.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.borrow().clone()
+    }
+
+    /// Notifies of each change of the [problem](Self::problem).
+    pub fn watch_problem(&self) -> watch::Receiver<Option<String>> {
+        self.problem.subscribe()
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn set_problem(&self, problem: Option<String>) {
+        self.problem.send_replace(problem);
+    }
+
     /// The directory of bundles.
     pub fn bundle_dir(&self) -> &Path {
         &self.bundle_dir
@@ -241,8 +284,19 @@ impl Preseed {
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
     pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
+        self.run_pass(store, None).await
+    }
+
+    /// As [`run`](Self::run); sends the names of the required images as soon as their bundles have been processed.
+    pub(crate) async fn run_pass(
+        &self,
+        store: &dyn ImageStore,
+        processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
+    ) -> Result<PreseedReport, PreseedError> {
         let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
             tracing::warn!("{} is empty: images stay as they are", self.bundle_dir.display());
+            // No bundle is waited for.
+            drop(processed.map(|processed| processed.send(Vec::new())));
             return Ok(PreseedReport { is_empty: true, ..PreseedReport::default() });
         };
         for SkippedEntry { path, reason } in &skipped {
@@ -250,7 +304,7 @@ impl Preseed {
         }
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let mut report = PreseedPass::new(self, store, wanted).run().await?;
+        let mut report = PreseedPass::new(self, store, wanted, processed).run().await?;
         outcomes.append(&mut report.outcomes);
         let report = PreseedReport { outcomes, skipped, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.

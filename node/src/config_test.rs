@@ -363,6 +363,14 @@ fn containerd_is_configured_by_settings_or_by_a_file() {
             "services.containerd.unpack = true".into(),
             "services.containerd.unpack: requires services.containerd.preseed",
         ),
+        (
+            "services.containerd.required = [\"pause.tar\"]".into(),
+            "services.containerd.required: requires services.containerd.preseed",
+        ),
+        (
+            "services.containerd = { preseed = \"/i\", required = [\"pause.tar\", \"Pause:1\"] }".into(),
+            "services.containerd.required: invalid image name \"Pause:1\"",
+        ),
     ]);
     let config =
         parse_config(&format!("{cri}default_runtime = \"runsc\"\n[services.containerd.cri.runsc]\n"))

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure, Runnable};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
@@ -20,7 +21,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time without another image in the list of the CRI, until those that it does not list count as rejected by it.
 /// 1.6 lists images of other clients with a delay.
-const CRI_LIST_TIMEOUT: Duration = Duration::from_secs(10);
+const CRI_LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Pause between two lists of the CRI.
 const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
@@ -28,6 +29,12 @@ const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
 /// Minimum time between two imports of deleted images: a kubelet that frees a full disk deletes images every five
 /// minutes, where they have no pins.
 const REIMPORT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The pause before the first pass that follows one with failures; it doubles with each.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause between two passes with failures.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
 
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
@@ -79,78 +86,146 @@ impl PreseedTask {
         }
     }
 
-    /// Imports the bundles, and imports them again when one of their images is deleted. It is ready while all images
-    /// exist, and returns only an error.
+    /// Imports the bundles, and imports them again when one of their images is deleted, or what has failed may be
+    /// repaired. It is ready while the required images exist, and returns only an error.
     async fn keep_images(&self, ctx: &Context) -> Result<Infallible, Failure> {
         let store = ContainerdImages::connect(&self.socket).await?;
         let store = store.with_disk(&self.root, self.disk_reserve);
         let namespace = CRI_NAMESPACE.parse()?;
         // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
-        let mut limit = ReimportLimit::default();
+        let (mut limit, mut retries) = (ReimportLimit::default(), 0);
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
+        let (mut is_ready, mut last) = (false, PassResult::default());
         loop {
-            let (report, unlisted) = self.import_bundles(&store).await?;
-            // Ready first: other runnables start with the images that there are. The failure then names the rest.
-            ctx.signal_ready()?;
-            describe_failures(&report, &unlisted)?;
-            self.check_not_empty(&report)?;
-            let missing = wait_missing(&store, &mut events, &report).await?;
+            let problem = match self.import_bundles(&store, ctx, &mut is_ready).await {
+                Ok(result) => {
+                    last = result;
+                    self.find_problem(&last)
+                }
+                // The images that are there stay there: only without containerd are they lost.
+                Err(failure) if is_ready && daemon_version(&self.socket).await.is_ok() => {
+                    tracing::error!("{failure}");
+                    Some(failure.to_string())
+                }
+                Err(failure) => return Err(failure),
+            };
+            retries = if problem.is_some() { retries + 1 } else { 0 };
+            let retry_at = problem.is_some().then(|| Instant::now() + retry_pause(retries));
+            self.preseed.set_problem(problem);
+            let missing = tokio::select! {
+                biased;
+                missing = wait_missing(&store, &mut events, &last.report) => missing?,
+                () = sleep_until_some(retry_at) => continue,
+            };
             let now = Instant::now();
             let due = limit.next_import(now);
             let reason = describe_missing(&missing, due > now);
             tracing::warn!("{reason}");
-            ctx.signal_not_ready(reason)?;
+            // An image that nobody waits for is imported again without taking anything back.
+            if is_ready
+                && missing.iter().any(|name| last.required.iter().any(|(_, required)| required == name))
+            {
+                ctx.signal_not_ready(reason)?;
+                is_ready = false;
+            }
             tokio::select! {
                 biased;
                 // What an operator imports does not count.
-                restored = wait_restored(&store, &mut events, &report) => restored?,
+                restored = wait_restored(&store, &mut events, &last.report) => restored?,
                 () = sleep_until(due) => limit.record_import(due),
             }
         }
     }
 
-    /// An error that names the directory if it is empty.
-    fn check_not_empty(&self, report: &PreseedReport) -> Result<(), Failure> {
-        if !report.is_empty {
-            return Ok(());
-        }
-        Err(Failure::new(format!(
-            "the preseed directory {} is empty, so images stay as they are: mount its disk, or put bundles or a \
-             directory named after a namespace into it",
-            self.preseed.bundle_dir().display()
-        )))
-    }
-
-    /// Runs one pass, and waits until the CRI lists the images, or has rejected them; an error if the store failed.
-    async fn import_bundles(&self, store: &ContainerdImages) -> Result<(PreseedReport, Unlisted), Failure> {
-        let report = self.preseed.run(store).await?;
+    /// Runs one pass, and is ready as soon as the required images are there and the CRI lists them, or has rejected them;
+    /// an error if the store failed.
+    async fn import_bundles(
+        &self,
+        store: &ContainerdImages,
+        ctx: &Context,
+        is_ready: &mut bool,
+    ) -> Result<PassResult, Failure> {
+        let (send, processed) = oneshot::channel();
+        let pass = self.preseed.run_pass(store, Some(send));
+        let release = async {
+            // Without names, the pass has failed, and says why.
+            let Ok(required) = processed.await else { return Ok(Vec::new()) };
+            self.wait_listed(store, &required).await?;
+            // containerd also fails for the sake of a bundle, of a layer that is no tar for one: only its silence is a
+            // failure of the store, and while it lasts, no image can be relied on.
+            daemon_version(&self.socket).await?;
+            // What has failed is named once the pass is over: others start with the images that there are.
+            if !*is_ready {
+                ctx.signal_ready()?;
+                *is_ready = true;
+            }
+            Ok::<_, Failure>(required)
+        };
+        let (report, required) = tokio::join!(pass, release);
+        let (report, required) = (report?, required?);
         // A full disk is a failure of the bundles that do not fit, and not of the store: others may fit.
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
         }
-        // containerd also fails for the sake of a bundle, of a layer that is no tar for one: only its silence is a failure
-        // of the store, and while it lasts, no image can be relied on.
-        if report.outcomes.iter().any(is_store_failure) && daemon_version(&self.socket).await.is_err() {
-            describe_failures(&report, &Unlisted::default())?;
+        let names: Vec<_> =
+            imported_images(&report).map(|(namespace, name)| (namespace.clone(), name.clone())).collect();
+        let unlisted = self.wait_listed(store, &names).await?;
+        Ok(PassResult { report, unlisted, required })
+    }
+
+    /// Waits until the CRI lists these images, or has rejected them; returns those.
+    async fn wait_listed(
+        &self,
+        store: &ContainerdImages,
+        images: &[(Namespace, String)],
+    ) -> Result<Unlisted, Failure> {
+        let of_cri = images.iter().filter(|(namespace, _)| namespace.as_str() == CRI_NAMESPACE);
+        let names: BTreeSet<_> = of_cri.map(|(_, name)| name.clone()).collect();
+        if !self.has_cri || names.is_empty() {
+            return Ok(Unlisted::default());
         }
-        let mut unlisted = Unlisted::default();
-        if self.has_cri {
-            let of_cri = |(namespace, _): &(&Namespace, &String)| namespace.as_str() == CRI_NAMESPACE;
-            let names = imported_images(&report).filter(of_cri).map(|(_, name)| name.clone()).collect();
-            unlisted = wait_listed(&self.socket, store, &names).await?;
+        wait_listed(&self.socket, store, &names).await
+    }
+
+    /// The reason why not all images are there.
+    fn find_problem(&self, PassResult { report, unlisted, .. }: &PassResult) -> Option<String> {
+        if report.is_empty {
+            return Some(format!(
+                "the preseed directory {} is empty, so images stay as they are: mount its disk, or put bundles or a \
+                 directory named after a namespace into it",
+                self.preseed.bundle_dir().display()
+            ));
         }
-        Ok((report, unlisted))
+        describe_failures(report, unlisted)
+    }
+}
+
+/// The result of a pass.
+#[derive(Debug, Default)]
+struct PassResult {
+    report: PreseedReport,
+    unlisted: Unlisted,
+    /// The images that others wait for.
+    required: Vec<(Namespace, String)>,
+}
+
+/// The pause before a pass that follows this many with failures: bundles that are invalid are not read again until they
+/// change, but what did not fit, or containerd has refused, is.
+fn retry_pause(failures: u32) -> Duration {
+    RETRY_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_RETRY_PAUSE)
+}
+
+async fn sleep_until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
 /// The images that the store lists and the CRI does not.
 type Unlisted = BTreeSet<String>;
-
-fn is_store_failure(outcome: &BundleOutcome) -> bool {
-    matches!(outcome, BundleOutcome::Failed(ImportError::Store { .. }))
-}
 
 fn is_out_of_space(outcome: &BundleOutcome) -> bool {
     matches!(
@@ -161,12 +236,8 @@ fn is_out_of_space(outcome: &BundleOutcome) -> bool {
 
 /// The images that bundles bring.
 fn imported_images(report: &PreseedReport) -> impl Iterator<Item = (&Namespace, &String)> {
-    report.outcomes.iter().flat_map(|outcome| match outcome {
-        BundleOutcome::Imported { bundle, images, .. } | BundleOutcome::Unchanged { bundle, images, .. } => {
-            images.iter().map(|image| (&bundle.namespace, image)).collect()
-        }
-        BundleOutcome::KnownInvalid { .. } | BundleOutcome::Failed(_) => Vec::new(),
-    })
+    let images = report.outcomes.iter().filter_map(BundleOutcome::images);
+    images.flat_map(|(namespace, names)| names.iter().map(move |name| (namespace, name)))
 }
 
 /// Returns whether an event concerns an image that a bundle brings.
@@ -284,13 +355,13 @@ async fn wait_listed(
     }
 }
 
-/// An error that names the bundles that are not imported, and the images that the CRI does not list, if there are any.
-fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Result<(), Failure> {
+/// Names the bundles that are not imported, and the images that the CRI does not list, if there are any.
+fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Option<String> {
     let (failures, unlisted) = (report.failures(), unlisted.iter().cloned().collect::<Vec<_>>());
     let mut parts = Vec::new();
     if !failures.is_empty() {
-        let count = format!("{} of {} bundles are not imported", failures.len(), report.outcomes.len());
-        parts.push(format!("{count}: {}", name_first(&failures)));
+        let (failed, all) = (report.bundle_counts().failed, report.outcomes.len());
+        parts.push(format!("{failed} of {all} bundles are not imported: {}", name_first(&failures)));
     }
     if !unlisted.is_empty() {
         let (missing, all) = (unlisted.len(), imported_images(report).count());
@@ -299,7 +370,7 @@ fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Result<(), 
             name_first(&unlisted)
         ));
     }
-    if parts.is_empty() { Ok(()) } else { Err(Failure::new(parts.join("; "))) }
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// The first of these texts, and how many more there are.
@@ -356,11 +427,17 @@ mod tests {
     }
 
     #[test]
+    fn what_has_failed_is_tried_again_after_pauses_that_grow_to_five_minutes() {
+        let pauses = [1, 2, 3, 9, 10, u32::MAX].map(|failures| retry_pause(failures).as_secs());
+        assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
+    }
+
+    #[test]
     fn images_that_the_cri_rejects_are_named_with_their_number() {
         let report = PreseedReport::default();
-        assert!(describe_failures(&report, &Unlisted::default()).is_ok());
+        assert_eq!(describe_failures(&report, &Unlisted::default()), None);
         let unlisted = (0..7).map(|number| format!("localhost/{number}:1")).collect();
-        let error = describe_failures(&report, &unlisted).expect_err("some are missing").to_string();
+        let error = describe_failures(&report, &unlisted).expect("some are missing");
         assert!(error.contains("does not list 7") && error.contains("localhost/4:1"), "{error}");
         assert!(error.ends_with("and 2 more, which the log names"), "{error}");
     }

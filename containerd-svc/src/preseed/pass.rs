@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport};
+use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, required};
 use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, is_complete};
@@ -37,10 +38,17 @@ pub(super) struct PreseedPass<'a> {
     /// The most images that each bundle has listed in this pass.
     progress: BTreeMap<Bundle, usize>,
     namespace_failures: Vec<ImageStoreError>,
+    /// Told the names of the required images once their bundles have been processed.
+    processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
 }
 
 impl<'a> PreseedPass<'a> {
-    pub(super) fn new(preseed: &'a Preseed, store: &'a dyn ImageStore, wanted: WantedBundles) -> Self {
+    pub(super) fn new(
+        preseed: &'a Preseed,
+        store: &'a dyn ImageStore,
+        wanted: WantedBundles,
+        processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
+    ) -> Self {
         Self {
             preseed,
             store,
@@ -49,6 +57,7 @@ impl<'a> PreseedPass<'a> {
             outcomes: BTreeMap::new(),
             progress: BTreeMap::new(),
             namespace_failures: Vec::new(),
+            processed,
         }
     }
 
@@ -65,8 +74,10 @@ impl<'a> PreseedPass<'a> {
             // Only now is it known that no other bundle brings what these lack.
             let lacking = self.outcomes.iter().filter(|(bundle, _)| self.lacks_content(bundle));
             lacking.for_each(|(_, outcome)| self.preseed.log_outcome(outcome));
+            self.send_processed();
             let changes = self.apply_changes(plan.images).await;
             return Ok(PreseedReport {
+                absent: required::find_absent(&self.preseed.required_images, &self.outcomes),
                 outcomes: self.outcomes.into_values().collect(),
                 changes,
                 namespace_failures: self.namespace_failures,
@@ -109,6 +120,14 @@ impl<'a> PreseedPass<'a> {
         Ok(())
     }
 
+    fn send_processed(&mut self) {
+        if let Some(processed) = self.processed.take() {
+            let names = required::required_names(&self.preseed.required_images, &self.outcomes);
+            // Nobody may wait any more.
+            drop(processed.send(names));
+        }
+    }
+
     /// Applies changes of images; returns those that were possible.
     async fn apply_changes(&mut self, changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
         let mut applied = Vec::new();
@@ -123,8 +142,10 @@ impl<'a> PreseedPass<'a> {
     }
 
     /// Processes the bundles that are due; returns whether any import has listed more images than before.
-    async fn process_bundles(&mut self, planned: Vec<(Bundle, BundleAction)>) -> bool {
+    async fn process_bundles(&mut self, mut planned: Vec<(Bundle, BundleAction)>) -> bool {
         let mut is_any_imported = false;
+        let required = &self.preseed.required_images;
+        planned.sort_by_key(|(bundle, action)| !required::is_first(required, bundle, action));
         for (bundle, action) in planned {
             let is_due = match self.outcomes.get(&bundle) {
                 None => true,
@@ -144,6 +165,9 @@ impl<'a> PreseedPass<'a> {
                     self.preseed.log_outcome(&outcome);
                 }
                 self.outcomes.insert(bundle, outcome);
+                if required::are_processed(required, &self.outcomes) {
+                    self.send_processed();
+                }
             }
         }
         if is_any_imported {

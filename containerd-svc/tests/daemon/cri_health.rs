@@ -60,12 +60,12 @@ async fn a_bundle_that_containerd_refuses_is_named_and_holds_no_dependent(
     setup.put_image("c.tar", "localhost/c:1", &busybox_layer());
     setup.containerd.config = ContainerdConfig::Settings(cri_settings(&setup));
     let preseed = setup.enable_preseed();
-    setup.containerd.preseed = Some(preseed.with_unpacking(true));
+    let preseed = preseed.with_unpacking(true);
+    setup.containerd.preseed = Some(preseed.clone());
     let daemon = setup.launch();
     daemon.wait_ready("root.dependent", 1).await;
-    let node = daemon.wait_for(PRESEED, |node| !node.exits.is_empty()).await;
-    let exit = node.exits[0].exit.to_string();
-    assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("b.tar"), "{exit}");
+    let problem = daemon.wait_problem(&preseed, "1 of 3 bundles are not imported").await;
+    assert!(problem.contains("b.tar"), "{problem}");
     // The CRI also lists each image by its id.
     let mut names = daemon.image_names().await;
     names.retain(|name| !name.starts_with("sha256:"));

@@ -8,7 +8,7 @@ use rstest::rstest;
 use testbed::{command_output, tools};
 
 use crate::harness::Release::{self, Debian, Newest};
-use crate::harness::{PRESEED, Setup, noise_layer};
+use crate::harness::{Setup, noise_layer};
 
 /// Reference 13, `preseed: disk full on /data`.
 #[rstest]
@@ -49,10 +49,8 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(
     let mut setup = Setup::in_directory(release, daemon.stop().await);
     let bundles = setup.enable_preseed();
     let daemon = setup.start().await;
-    let node = daemon.wait_for(PRESEED, |node| node.failures >= 2).await;
-    let exit = node.exits[0].exit.to_string();
-    assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("big.tar"), "{exit}");
-    assert!(exit.contains("above the reserve of"), "{exit}");
+    let problem = daemon.wait_problem(&bundles, "1 of 3 bundles are not imported").await;
+    assert!(problem.contains("big.tar") && problem.contains("above the reserve of"), "{problem}");
     mount("remount,size=64m");
     daemon.wait_imported(&bundles).await;
     assert_eq!(daemon.ctr(&["images", "check"]).matches("complete (2/2)").count(), 3);

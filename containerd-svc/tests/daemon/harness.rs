@@ -248,10 +248,23 @@ impl TestDaemon {
 
     /// Waits until a pass of the preseed has imported all bundles: after a failure it tries again by itself.
     pub(crate) async fn wait_imported(&self, preseed: &Preseed) {
-        let is_complete =
-            |_: &RunnableStatus| preseed.bundle_counts().is_some_and(|counts| counts.failed == 0);
-        if self.wait_node(PRESEED, is_complete).await.is_err() {
+        let mut problems = preseed.watch_problem();
+        let imported = problems.wait_for(|problem| {
+            problem.is_none() && preseed.bundle_counts().is_some_and(|counts| counts.failed == 0)
+        });
+        if timeout(Duration::from_secs(120), imported).await.is_err() {
             panic!("{:?}: {}", preseed.bundle_counts(), self.log("root"));
+        }
+    }
+
+    /// Waits until the preseed has a problem with this text, and returns all of it.
+    pub(crate) async fn wait_problem(&self, preseed: &Preseed, text: &str) -> String {
+        let mut problems = preseed.watch_problem();
+        let named =
+            problems.wait_for(|problem| problem.as_ref().is_some_and(|problem| problem.contains(text)));
+        match timeout(Duration::from_secs(120), named).await {
+            Ok(found) => found.unwrap().clone().unwrap(),
+            Err(_) => panic!("{:?} does not contain {text}: {}", preseed.problem(), self.log("root")),
         }
     }
 

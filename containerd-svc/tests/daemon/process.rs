@@ -10,7 +10,7 @@ use nodekeel_containerd_svc::{
     ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, LivenessProbe, RunscSettings,
     daemon_version,
 };
-use nodekeel_supervisor::{RunnableState, RunnableStatus};
+use nodekeel_supervisor::RunnableState;
 use rstest::rstest;
 
 use crate::harness::Release::{self, Debian, Newest};
@@ -104,16 +104,45 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
     setup.put_bundle("bad.tar", b"scribble");
     let bundles = setup.enable_preseed();
     let daemon = setup.start().await;
-    let node = daemon.wait_for(PRESEED, |node| node.failures >= 3).await;
-    for exit in &node.exits {
-        let text = exit.exit.to_string();
-        let names_it = text.contains("1 of 2 bundles are not imported") && text.contains("k8s.io/bad.tar");
-        assert!(names_it, "{text}");
-        assert!(text.contains("archive truncated"), "also where it is not read again: {text}");
-    }
+    daemon.wait_ready("root.dependent", 1).await;
+    let text = daemon.wait_problem(&bundles, "1 of 2 bundles are not imported").await;
+    assert!(text.contains("k8s.io/bad.tar") && text.contains("archive truncated"), "{text}");
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("pause:3.10"));
     fs::rename(daemon.bundle_path("pause.tar"), daemon.bundle_path("bad.tar")).unwrap();
     daemon.wait_imported(&bundles).await;
+    let preseed = daemon.status(PRESEED).unwrap();
+    assert_eq!(
+        (preseed.generation, preseed.state),
+        (1, RunnableState::Ready),
+        "it has been ready all the time"
+    );
+    daemon.stop().await;
+}
+
+/// The others are imported once what is required has released the dependents, and can't take them back.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn required_images_are_imported_first_and_only_they_are_waited_for(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let mut setup = Setup::new(release);
+    setup.put_image("a.tar", "localhost/a:1", b"a");
+    setup.put_image("z.tar", "localhost/z:1", b"z");
+    let required = ["localhost/z:1", "absent.tar"].map(|text| text.parse().unwrap());
+    let preseed = setup.enable_preseed().with_required(required);
+    setup.containerd.preseed = Some(preseed.clone());
+    let daemon = setup.start().await;
+    daemon.wait_ready("root.dependent", 1).await;
+    daemon.wait_problem(&preseed, "absent.tar is required, and in no bundle").await;
+    drop(daemon.ctr(&["images", "rm", "--sync", "localhost/a:1"]));
+    testbed::wait_until(Duration::from_secs(60), "the import of what is not required", || {
+        anyhow::ensure!(daemon.ctr(&["images", "ls", "--quiet"]).contains("localhost/a:1"));
+        Ok(())
+    })
+    .unwrap();
+    let status = daemon.status(PRESEED).unwrap();
+    assert_eq!((status.generation, status.state), (1, RunnableState::Ready), "{status:?}");
     daemon.stop().await;
 }
 
@@ -137,10 +166,7 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
     let dependent = daemon.status("root.dependent").unwrap();
     assert_eq!(dependent.state, RunnableState::New, "{dependent:?}");
     fs::create_dir(&directory).unwrap();
-    let is_named = |node: &RunnableStatus| {
-        node.exits.last().is_some_and(|exit| exit.exit.to_string().contains("is empty"))
-    };
-    daemon.wait_for(PRESEED, is_named).await;
+    daemon.wait_problem(&bundles, "is empty").await;
     daemon.wait_ready("root.dependent", 1).await;
     daemon.put_image("a.tar", "localhost/a:1", b"a");
     daemon.wait_imported(&bundles).await;

@@ -86,7 +86,11 @@ impl Part for ContainerdPart {
         }
         if skipped.is_none() {
             let missing = containerd.preseed.as_deref().and_then(preseed::find_missing);
-            missing.into_iter().for_each(|missing| planner.warn(missing));
+            let absent = match (&missing, &containerd.preseed) {
+                (None, Some(images)) => preseed::find_absent_files(images, &containerd.required),
+                _ => Vec::new(),
+            };
+            missing.into_iter().chain(absent).for_each(|missing| planner.warn(missing));
         }
         let placed: ContainerdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let run: ContainerdRunLayout = planner.root().run.add_layout().expect(PLACED_IN_MEMORY);

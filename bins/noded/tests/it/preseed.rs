@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
 use testbed::{ContainerImage, ScratchDir, command_output, tools};
 
 use crate::harness::{EtcdPorts, NodedProcess, service_config, sleep_config};
+use crate::health::{wait_healthy, wait_problem};
 
 const PRESEED: &str = "root.containerd.preseed";
 
@@ -38,6 +38,11 @@ fn preseed_config(bundles: &Path, sections: &str) -> String {
 /// A service that needs the images.
 fn kubelet_config() -> String {
     sleep_config("kubelet", "depends_on = [\"containerd.preseed\"]")
+}
+
+/// The problem of the import in health, once it has one with this text.
+fn wait_condition(noded: &NodedProcess, text: &str) -> String {
+    wait_problem(noded, PRESEED, text)["problem"].as_str().unwrap().to_owned()
 }
 
 /// The reason of the first failure of a runnable, once it has failed.
@@ -93,14 +98,12 @@ fn a_containerd_whose_cri_does_not_load_is_not_ready_and_status_says_why() {
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
+fn a_bundle_that_failed_is_named_in_health_and_neither_holds_nor_restarts_the_services() {
     let images = new_bundle_dir();
     fs::write(images.path().join("k8s.io/bad.tar"), "scribble").unwrap();
     let noded = NodedProcess::start(&preseed_config(images.path(), &kubelet_config()));
-    let reason = wait_failure(&noded, PRESEED);
-    assert!(reason.contains("k8s.io/bad.tar") && reason.contains("truncated"), "{reason}");
-    let status = noded.ask(&["status"]);
-    assert!(status.contains(PRESEED) && status.contains("bad.tar"), "{status}");
+    let reason = wait_condition(&noded, "k8s.io/bad.tar");
+    assert!(reason.contains("truncated"), "{reason}");
     // The other services have what there is.
     noded.wait_for_event(PRESEED, 1, "ready");
     noded.wait_for_event("root.service.kubelet", 1, "ready");
@@ -108,8 +111,10 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
     fs::remove_file(images.path().join("k8s.io/bad.tar")).unwrap();
     put_image(&images, "good", 1000);
     noded.ask(&["restart", PRESEED]);
-    noded.wait_status(PRESEED, |status| status["state"] == "ready");
+    wait_healthy(&noded);
     assert_eq!(noded.ask_json(&["images"])[0]["name"], "localhost/good:1");
+    let status = noded.status("root.service.kubelet");
+    assert_eq!((&status["generation"], &status["state"]), (&1.into(), &"ready".into()), "{status}");
     noded.stop();
 }
 
@@ -161,7 +166,7 @@ fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
     let ports = EtcdPorts::reserve();
     let config = format!("{}[services.containerd]\npreseed = {:?}\n", ports.section(""), images.path());
     let noded = NodedProcess::start_in(scratch, &config, &[]);
-    let reason = wait_failure(&noded, PRESEED);
+    let reason = wait_condition(&noded, "are not imported");
     println!("{reason}");
     // etcd goes on: 20 MB of values, while preseed tries again.
     let value = "x".repeat(100_000);
@@ -178,7 +183,8 @@ fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
     assert!(reason.contains("k8s.io/image-00-500.tar"), "what is left out is named: {reason}");
     assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
     // What does not fit costs nothing again.
-    noded.wait_status(PRESEED, |status: &Value| status["failures"].as_u64() >= Some(2));
+    noded.ask(&["restart", "--wait", PRESEED]);
+    wait_condition(&noded, "are not imported");
     assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
     noded.ask(&["stop", "--wait", "root.containerd"]);
     noded.stop();

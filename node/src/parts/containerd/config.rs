@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use nodekeel_containerd_svc::{CriSettings, RuntimeHandler};
+use nodekeel_containerd_svc::{CriSettings, RequiredImage, RuntimeHandler};
 use nodekeel_fsquota::Bytes;
 use serde::Deserialize;
 
@@ -16,8 +16,11 @@ pub struct ContainerdConfig {
     pub enable: bool,
     /// The program; `None` searches for `containerd`.
     pub binary: Option<PathBuf>,
-    /// A directory of images, `NAMESPACE/NAME.tar`, that are present when `root.containerd.preseed` is done.
+    /// A directory of images, `NAMESPACE/NAME.tar`.
     pub preseed: Option<PathBuf>,
+    /// The archives or images of it that are imported first, and make `root.containerd.preseed` ready: `NAME.tar`,
+    /// `NAMESPACE/NAME.tar`, or the name of an image. Empty: all of them.
+    pub required: Vec<String>,
     /// Bytes that images leave free on the disk, by a project limit of containerd's root on an XFS with project quotas,
     /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
     /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
@@ -39,6 +42,7 @@ impl Default for ContainerdConfig {
             enable: true,
             binary: None,
             preseed: None,
+            required: Vec::new(),
             reserve: None,
             unpack: false,
             cri: None,
@@ -62,9 +66,19 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
     ] {
         path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
     }
-    // The key only concerns preseeded images.
-    if containerd.unpack && containerd.preseed.is_none() {
-        return reject_field(format!("{TABLE}.unpack"), format!("requires {TABLE}.preseed"));
+    // The keys only concern preseeded images.
+    for (field, is_set) in [("unpack", containerd.unpack), ("required", !containerd.required.is_empty())] {
+        if is_set && containerd.preseed.is_none() {
+            return reject_field(format!("{TABLE}.{field}"), format!("requires {TABLE}.preseed"));
+        }
+    }
+    for text in &containerd.required {
+        if let Err(error) = text.parse::<RequiredImage>() {
+            return reject_field(
+                format!("{TABLE}.required"),
+                format!("{error}, or the file name of an archive"),
+            );
+        }
     }
     // A file of the operator replaces noded's settings, of which the CRI is one.
     if containerd.config.is_some() && cri.is_some() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use nodekeel_containerd_svc::Preseed;
+use nodekeel_containerd_svc::{Preseed, RequiredImage};
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 use crate::config::ContainerdConfig;
 use crate::error_chain::error_chain;
-use crate::health::NodeSnapshot;
+use crate::health::{HealthCondition, NodeSnapshot};
 use crate::part::{DependencyEntry, NodePreparation};
 use crate::program_name::metric_prefix;
 
@@ -49,6 +49,23 @@ pub(super) fn find_missing(images: &Path) -> Option<String> {
     Some(format!("containerd: the preseed directory {} {why}; {}", images.display(), directory_hint(images)))
 }
 
+/// The required archives that are not in the directory at present.
+pub(super) fn find_absent_files(images: &Path, required: &[String]) -> Vec<String> {
+    let is_absent = |text: &&String| match text.parse() {
+        Ok(RequiredImage::Bundle { namespace: Some(namespace), file }) => {
+            !images.join(namespace.as_str()).join(file).exists()
+        }
+        Ok(RequiredImage::Bundle { namespace: None, file }) => {
+            let mut namespaces = std::fs::read_dir(images).into_iter().flatten().flatten();
+            !namespaces.any(|namespace| namespace.path().join(&file).exists())
+        }
+        _ => false,
+    };
+    let say =
+        |text: &String| format!("containerd: the required archive {text} is not in {}", images.display());
+    required.iter().filter(is_absent).map(say).collect()
+}
+
 fn directory_hint(images: &Path) -> String {
     format!("mount its disk, or, if no archives are wanted, `mkdir -p {}/k8s.io`", images.display())
 }
@@ -56,16 +73,19 @@ fn directory_hint(images: &Path) -> String {
 /// The import for containerd, with its health and its metrics; `None` if none is configured.
 pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparation<'_>) -> Option<Preseed> {
     let images = config.preseed.clone()?;
-    let preseed = Preseed::new(&images).with_unpacking(config.unpack);
+    // The check of the configuration has refused what is neither a file nor an image.
+    let required = config.required.iter().filter_map(|text| text.parse().ok());
+    let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
     let mut registry = Registry::with_prefix(metric_prefix());
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
     let counted = preseed.clone();
     node.health_sources().add(NAME, move |node: &NodeSnapshot| {
-        let found = node.condition_of(DN);
         let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
-        let hint = if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
-        found.map(|found| found.hint(hint)).into_iter().collect()
+        let hint = || if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
+        // The required images may be there, and others not.
+        let problem = counted.problem().map(|problem| HealthCondition::problem(DN, problem));
+        node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
     });
     Some(preseed)
 }
@@ -118,5 +138,10 @@ mod tests {
         assert!(find_missing(&images).expect("empty").contains("images is empty; mount its disk"));
         fs::create_dir(images.join("k8s.io")).expect("created");
         assert_eq!(find_missing(&images), None);
+        fs::write(images.join("k8s.io/a.tar"), "").expect("written");
+        let required = ["a.tar", "k8s.io/a.tar", "other/a.tar", "b.tar", "localhost/c:1"].map(str::to_owned);
+        let absent = find_absent_files(&images, &required);
+        assert_eq!(absent.len(), 2, "{absent:?}");
+        assert!(absent[0].contains("archive other/a.tar is not in") && absent[1].contains("archive b.tar"));
     }
 }

@@ -17,7 +17,7 @@ fn ask_health(noded: &NodedProcess) -> (Value, Option<i32>, Option<i32>) {
 }
 
 /// The problem of this object, once it is reported and contains this text; by then both commands exit with 6.
-fn wait_problem(noded: &NodedProcess, object: &str, problem: &str) -> Value {
+pub(crate) fn wait_problem(noded: &NodedProcess, object: &str, problem: &str) -> Value {
     wait(problem, || {
         let (health, code, status_code) = ask_health(noded);
         let mut conditions = health["conditions"].as_array().unwrap().iter();
@@ -30,7 +30,7 @@ fn wait_problem(noded: &NodedProcess, object: &str, problem: &str) -> Value {
     })
 }
 
-fn wait_healthy(noded: &NodedProcess) {
+pub(crate) fn wait_healthy(noded: &NodedProcess) {
     let text = noded.nodectl(&["health", "--wait", "2m"]).output();
     assert!(text.starts_with("healthy"), "{text}");
 }
