@@ -388,9 +388,9 @@ pub enum VolumeStoreError {
         /// The requested volume.
         id: VolumeId,
     },
-    /// The node has no free space for the volume: its disk, its inodes or its quota are used up. Another node
-    /// may have some.
-    #[error("no free space, or no free quota project ID, for volume {id} on this node: free some")]
+    /// The volume does not fit on the node: its disk, its inodes or its quota are used up. Another node may have room.
+    /// The source names what is used up, and the remedy.
+    #[error("no room for volume {id} on this node")]
     Exhausted {
         /// The volume that does not fit.
         id: VolumeId,

@@ -247,7 +247,7 @@ impl DirStoreError {
 }
 
 /// Returns whether the process has too many open files, or the kernel no memory.
-pub(super) fn is_out_of_resources(error: &DirError) -> bool {
+fn is_out_of_resources(error: &DirError) -> bool {
     error.source().and_then(|cause| cause.downcast_ref()).is_some_and(lacks_resources)
 }
 

@@ -1,5 +1,6 @@
 //! The place of a store: tells whether its directory is still the one that was opened.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +8,7 @@ use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode};
 use rustix::fs::{AtFlags, StatxFlags};
 use tokio::sync::Notify;
 
-use crate::dir_store::error::{DirStoreError, is_out_of_resources};
+use crate::dir_store::error::DirStoreError;
 use crate::dir_store::stored_dirs::{StoredDirs, VOLUMES_DIR};
 use crate::store_id::StoreId;
 
@@ -94,15 +95,23 @@ impl StoreLocation {
         }
     }
 
-    /// Returns whether the paths of the store lead to its open directories. Fails only if it is out of resources.
+    /// Returns whether the paths of the store lead to its open directories. Fails if that can't be told: the process is
+    /// out of resources, or the disk fails.
     fn is_in_place(&self) -> Result<bool, DirError> {
         let is_same = |found: Result<Dir, DirError>, open: &Dir| match found {
             Ok(dir) => {
                 let found = MountedDir::from_fd(dir.as_fd()).ok();
                 Ok(found.is_some() && found == MountedDir::from_fd(open.as_fd()).ok())
             }
-            Err(error) if is_out_of_resources(&error) => Err(error),
-            Err(_) => Ok(false),
+            // Nothing, a file or a link is there instead.
+            Err(error)
+                if error.is_not_found()
+                    || matches!(error.io_kind(), ErrorKind::NotADirectory | ErrorKind::InvalidInput) =>
+            {
+                Ok(false)
+            }
+            // An I/O error, say, is no reason to mount the disk again.
+            Err(error) => Err(error),
         };
         Ok(is_same(Dir::open(self.dirs.base.path()), &self.dirs.base)?
             && is_same(self.dirs.base.open_dir(VOLUMES_DIR), &self.dirs.volumes)?)
@@ -164,5 +173,26 @@ mod tests {
         }
         assert!(location.missed.notified().now_or_never().is_none(), "nothing is to be opened again");
         location.check().expect("it is in place");
+    }
+
+    #[test]
+    fn a_disk_that_fails_is_reported_as_such_and_not_as_unmounted() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = Dir::open(base.path()).expect("the base");
+        let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
+        let inner = store.slot.store().expect("it is open");
+        inner.location.create_identity().expect("an identity");
+        for failing in ["open", "openat2"] {
+            let hook = move |call: &'static str| match call {
+                call if call == failing => SyscallAction::Fail(Errno::IO.raw_os_error()),
+                _ => SyscallAction::Proceed,
+            };
+            let error = with_failpoint_hook(hook, || inner.location.check()).expect_err("it fails");
+            assert!(matches!(error, DirStoreError::Directory(_)), "{failing}: {error}");
+            assert!(inner.location.missed.notified().now_or_never().is_some(), "it is looked at again");
+        }
+        std::fs::rename(base.path().join("volumes"), base.path().join("other")).expect("a rename");
+        let error = inner.location.check().expect_err("it is elsewhere");
+        assert!(matches!(error, DirStoreError::Lost { .. }), "{error}");
     }
 }

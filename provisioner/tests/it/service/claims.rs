@@ -150,7 +150,7 @@ async fn a_node_without_free_space_deselects_itself() {
         claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].is_null()
     })
     .await;
-    assert!(api.event_notes("claim-1")[0].contains("no free space"));
+    assert!(api.event_notes("claim-1")[0].contains("no room for volume"));
     assert_eq!((api.list_objects(ObjectKind::Volume).len(), store.create_count(&id(1))), (0, 0));
 }
 

@@ -121,7 +121,9 @@ async fn an_expansion_without_room_is_infeasible_until_the_request_is_lowered() 
     let status = claim_status(&api);
     assert_eq!(status["conditions"][0]["type"], "ControllerResizeError");
     let message = status["conditions"][0]["message"].as_str().unwrap_or_default();
-    assert!(message.contains("no free space"), "{message}");
+    assert!(message.contains("never fits on this node"), "{message}");
+    // Other causes, and remedies that can't help, are not named.
+    assert!(!message.contains("project ID") && !message.contains("free some"), "{message}");
     assert_eq!((byte_limit(&store).await, &status["capacity"]["storage"]), (50 * MIB, &json!("50Mi")));
     let patches = api.request_count(RequestVerb::Patch, ObjectKind::Claim);
     advance_time(7200).await;
