@@ -44,9 +44,33 @@ pub(crate) async fn api_client(kubeconfig: Option<&Path>) -> Result<Client, ApiC
         }
         None => Config::infer().await.map_err(ApiClientError::Infer)?,
     };
+    prepare_unverified(&mut config);
     // A dead peer never answers; without this, a list would block forever.
     config.read_timeout = Some(READ_TIMEOUT);
     // Each request starts the time again: a connection that was idle before is not a dead one.
     config.reset_reader_on_write = true;
     Client::try_from(config).map_err(ApiClientError::Create)
+}
+
+/// With `insecure-skip-tls-verify`, no certificate is verified: then the client needs no trust store, which a small
+/// system does not have and without which it would not be created.
+fn prepare_unverified(config: &mut Config) {
+    if config.accept_invalid_certs && config.root_cert.is_none() && config.root_cert_file.is_none() {
+        config.root_cert = Some(Vec::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_client_that_verifies_nothing_goes_without_a_trust_store() {
+        let mut config = Config::new("https://localhost:6443".parse().expect("a URL"));
+        prepare_unverified(&mut config);
+        assert_eq!(config.root_cert, None, "the trust store of the system");
+        config.accept_invalid_certs = true;
+        prepare_unverified(&mut config);
+        assert_eq!(config.root_cert, Some(Vec::new()));
+    }
 }

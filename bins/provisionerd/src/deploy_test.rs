@@ -261,3 +261,11 @@ proptest! {
         prop_assert_eq!(allows_ioctl(&profile, command(any)), !DENIED.contains(&any));
     }
 }
+
+#[test]
+fn uninstalling_names_what_is_applied_separately() {
+    let readme = include_str!("../../../deploy/README.md");
+    let (_, uninstall) = readme.split_once("\n## Uninstall\n").expect("a section");
+    let uninstall = uninstall.split("\n## ").next().expect("its text");
+    assert!(uninstall.contains("kubectl delete --ignore-not-found -f deploy/agent/remove-volumes.yaml"));
+}

@@ -1,6 +1,6 @@
 //! `provisionerd store`: the store on the disk of the node, and what became of an earlier one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -8,10 +8,13 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::{DirStore, STORE_ATTRIBUTE, StoreAction, StoreId, required_volume};
+use nodekeel_provisioner::{
+    DirStore, ProvisionerIdentity, STORE_ATTRIBUTE, StoreAction, StoreId, VolumeOwners, required_volume,
+};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::NodeInventory;
+use crate::volumes::VolumesError;
 use crate::{print_stdout, start_runtime};
 
 /// The exit code if the store is not served.
@@ -51,8 +54,20 @@ pub(crate) fn run_store(command: StoreCommand) -> Result<ExitCode> {
 }
 
 async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
-    let inventory = NodeInventory::read(config).await?;
     let directory = config.directory.display();
+    let inventory = match NodeInventory::read(config).await {
+        Ok(inventory) => inventory,
+        // Without its disk, the operator has to know which one to mount.
+        Err(error) if error.downcast_ref().is_some_and(VolumesError::may_be_absent) => {
+            let recovery = NodeInventory::recovery_of(config).await?;
+            let owners = recovery.read_owners(&BTreeSet::new()).await?;
+            let mut text = format!("{directory} is not a store, or its disk is not mounted\n");
+            text += &format_named_stores(&config.provisioner_identity(config.node_name()?), &owners);
+            print_stdout(&text);
+            return Err(error);
+        }
+        Err(error) => return Err(error),
+    };
     let mut text = match &inventory.store {
         Some(store) => format!("{directory} is store {store}\n"),
         None => format!("{directory} is not a store yet, or its disk is not mounted\n"),
@@ -61,20 +76,7 @@ async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
         Ok(ref owners) => owners,
         Err(error) => return Err(error.context("can't compare it with the PersistentVolumes of the node")),
     };
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for object in
-        owners.volumes.values().filter(|object| required_volume(&inventory.identity, object).is_some())
-    {
-        *counts.entry(named_store(object)).or_default() += 1;
-    }
-    for (store, count) in counts {
-        // Writing into a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{count} PersistentVolumes of node {} are in store {store}",
-            inventory.identity.node
-        );
-    }
+    text += &format_named_stores(&inventory.identity, owners);
     let action = inventory.store_action(owners);
     let _ = match &action {
         StoreAction::Serve => writeln!(text, "provisionerd serves it"),
@@ -84,6 +86,18 @@ async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
     };
     let printed = print_stdout(&text);
     Ok(if matches!(action, StoreAction::Reject(_)) { ExitCode::from(EXIT_NOT_SERVED) } else { printed })
+}
+
+/// A line for each store that PersistentVolumes of the node name.
+fn format_named_stores(identity: &ProvisionerIdentity, owners: &VolumeOwners) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for object in owners.volumes.values().filter(|object| required_volume(identity, object).is_some()) {
+        *counts.entry(named_store(object)).or_default() += 1;
+    }
+    let line = |(store, count)| {
+        format!("{count} PersistentVolumes of node {} are in store {store}\n", identity.node)
+    };
+    counts.into_iter().map(line).collect()
 }
 
 fn named_store(object: &PersistentVolume) -> &str {

@@ -70,8 +70,9 @@ fn directory_hint(kind: io::ErrorKind) -> &'static str {
         io::ErrorKind::PermissionDenied => "run as root",
         io::ErrorKind::ReadOnlyFilesystem => "mount its file system read-write",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space on its file system",
-        // A link, a file, another file system: the source names it.
-        _ => "remove the conflicting file",
+        io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => "remove the conflicting file",
+        // Such as an I/O error, which has no kind of its own: nothing in the directory is to blame.
+        _ => "check its disk and the kernel's log",
     }
 }
 
@@ -160,6 +161,16 @@ pub(crate) fn open_store(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_file_in_the_way_is_to_be_removed() {
+        let hint = |errno: i32| {
+            let source = io::Error::from_raw_os_error(errno);
+            VolumesError::Lock { path: "/d".into(), source }.to_string()
+        };
+        assert!(hint(libc::EIO).contains("check its disk"), "{}", hint(libc::EIO));
+        assert!(hint(libc::ENOTDIR).contains("remove the conflicting file"), "{}", hint(libc::ENOTDIR));
+    }
 
     #[test]
     fn an_unusable_directory_is_reported_with_a_hint() {

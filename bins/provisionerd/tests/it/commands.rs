@@ -104,6 +104,12 @@ fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() 
     let refused = refusal(&mut daemon.command(&declare_lost));
     assert!(refused.contains(&format!("can't declare store {old} lost: it is in")), "{refused}");
     drop(running);
+    // Without the directory of its disk, it still names the store that is to be mounted.
+    let shown = daemon.command(&["store", "show", "--directory", "/nowhere/at/all"]).output();
+    let shown = shown.expect("provisionerd runs");
+    assert_eq!(shown.status.code(), Some(4), "{shown:?}");
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains(&format!("1 PersistentVolumes of node new-disk are in store {old}")), "{shown}");
     for name in ["volumes", ".new", ".trash"] {
         fs::remove_dir_all(daemon.base.path().join(name)).expect("removed");
     }
