@@ -149,6 +149,7 @@ async fn run_loops(
     let contents = provisioner.snapshots.clone().map(|store| SnapshotReconciler {
         applier: SnapshotApplier { api: api.clone(), store, recorder: Arc::clone(&failures.recorder) },
         claims: claims.clone(),
+        sweeps: sweeps.clone(),
         retries: Arc::clone(&retries),
         served: served.clone(),
         failures: failures.clone(),
@@ -158,6 +159,7 @@ async fn run_loops(
     let sweeper = OrphanSweeper {
         api: api.clone(),
         remover,
+        snapshots: provisioner.snapshots.clone(),
         objects: caches.volumes.clone(),
         served: served.clone(),
         missing: Arc::clone(&missing),

@@ -55,7 +55,7 @@ pub use eraser::EraseBacklog;
 pub use error::DirStoreError;
 pub use image_file::IMAGE_FILE;
 pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
-pub use inventory::StoredVolume;
+pub use inventory::{StoredEntry, StoredPlace};
 pub use options::{DirStoreOptions, DirectoryOpener};
 
 #[cfg(any(test, feature = "testing"))]

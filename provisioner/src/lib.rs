@@ -164,7 +164,8 @@ pub use deletion::decide::VolumeRejection;
 pub use deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
 pub use deletion::reservation::{GuardError, VolumeGuard, VolumeReservation};
 pub use dir_store::{
-    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredVolume,
+    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredEntry,
+    StoredPlace,
 };
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use error_chain::format_chain;
@@ -195,9 +196,9 @@ pub use resize::modification::{ModificationAction, plan_modification};
 pub use snapshot::decide::{SnapshotAction, SnapshotRejection, plan_snapshot};
 pub use snapshot::{
     BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
-    SnapshotContentSource, SnapshotId, SnapshotIdError, SnapshotInfo, SnapshotStore, SnapshotStoreError,
-    StoredId, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec, VolumeSnapshotContentStatus,
-    VolumeSnapshotStatus,
+    SnapshotContentSource, SnapshotId, SnapshotIdError, SnapshotInfo, SnapshotOwner, SnapshotStore,
+    SnapshotStoreError, StoredId, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,
+    VolumeSnapshotContentStatus, VolumeSnapshotStatus, adopted_snapshot,
 };
 pub use step::{StepHook, StepMoment, VolumeStep};
 pub use store::{

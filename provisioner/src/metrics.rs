@@ -41,6 +41,12 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
         let _ = (volumes, objects);
     }
 
+    /// The number of snapshots that no VolumeSnapshotContent names, of the same search, which also runs after a content was
+    /// deleted.
+    fn set_orphaned_snapshots(&self, snapshots: usize) {
+        let _ = snapshots;
+    }
+
     /// The totals of an audit of the volumes' limits, when it has ended.
     fn set_audit(&self, summary: &AuditSummary) {
         let _ = summary;

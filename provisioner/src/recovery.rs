@@ -20,7 +20,7 @@ use crate::objects::{is_marked_lost, is_of_driver, is_on_node, named_store};
 use crate::recovery::orphan::{
     OrphanState, OrphanVolume, adopted_volume, is_removal, plan_orphan, removed_volume,
 };
-use crate::snapshot::{SnapshotId, list_ready_snapshots};
+use crate::snapshot::{SnapshotId, SnapshotOwner, list_ready_snapshots, list_snapshot_owners};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store_id::StoreId;
 
@@ -130,6 +130,16 @@ impl VolumeRecovery {
     /// [`RecoveryError::Api`].
     pub async fn list_ready_snapshots(&self) -> Result<BTreeSet<SnapshotId>, RecoveryError> {
         let listed = list_ready_snapshots(self.api.client(), &self.api.identity).await;
+        Ok(listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?)
+    }
+
+    /// Lists whom the driver's snapshots belong to, on any node: one in the store without an owner is an orphan. None without
+    /// the snapshot API.
+    ///
+    /// # Errors
+    /// [`RecoveryError::Api`].
+    pub async fn list_snapshot_owners(&self) -> Result<BTreeMap<SnapshotId, SnapshotOwner>, RecoveryError> {
+        let listed = list_snapshot_owners(self.api.client(), &self.api.identity).await;
         Ok(listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?)
     }
 

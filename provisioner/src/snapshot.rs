@@ -9,7 +9,8 @@ pub(crate) mod reconcile;
 mod store;
 
 pub use id::{SnapshotId, SnapshotIdError, StoredId};
-pub(crate) use listing::list_ready_snapshots;
+pub use listing::{SnapshotOwner, adopted_snapshot};
+pub(crate) use listing::{list_ready_snapshots, list_snapshot_owners};
 pub use objects::{
     BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
     SnapshotContentSource, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,

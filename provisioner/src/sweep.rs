@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::api::call::ApiCall;
+use crate::api::call::{ApiCall, status_code};
 use crate::api::retry_tracker::random_fraction;
 use crate::api::writer::ApiWriter;
 use crate::claim::decide::{ClaimIgnoreReason, claim_ignore_reason};
@@ -24,6 +24,7 @@ use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
 use crate::loss::status::ServedStore;
 use crate::objects::{is_marked_lost, is_on_node, named_store};
+use crate::snapshot::{SnapshotId, SnapshotStore, list_snapshot_owners};
 use crate::step::VolumeStep;
 use crate::store_id::{StoreId, StoreIdentity};
 
@@ -34,6 +35,8 @@ pub(crate) enum SweepRequest {
     All,
     /// One volume: its claim or its PersistentVolume was deleted, or the claim no longer needs this node.
     One(VolumeId),
+    /// The snapshots: a VolumeSnapshotContent was deleted, or one was created for an existing snapshot.
+    Snapshots,
 }
 
 /// The result of sweeping a volume.
@@ -62,23 +65,26 @@ enum ClaimState {
 #[derive(Debug, Default)]
 struct SweepBatch {
     all: bool,
+    snapshots: bool,
     ids: BTreeSet<VolumeId>,
 }
 
 impl SweepBatch {
     fn is_empty(&self) -> bool {
-        !self.all && self.ids.is_empty()
+        !self.all && !self.snapshots && self.ids.is_empty()
     }
 
     fn merge_batch(&mut self, other: Self) {
         self.all |= other.all;
+        self.snapshots |= other.snapshots;
         self.ids.extend(other.ids);
     }
 
     fn add_request(&mut self, request: SweepRequest) {
         match request {
-            SweepRequest::All => self.all = true,
+            SweepRequest::All => (self.all, self.snapshots) = (true, true),
             SweepRequest::One(id) => drop(self.ids.insert(id)),
+            SweepRequest::Snapshots => self.snapshots = true,
         }
     }
 }
@@ -112,6 +118,7 @@ impl RetryTimer {
 pub(crate) struct OrphanSweeper {
     pub(crate) api: ApiWriter,
     pub(crate) remover: Arc<VolumeRemover>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
     /// The cached PersistentVolumes of this node.
     pub(crate) objects: Store<PersistentVolume>,
     pub(crate) served: ServedStore,
@@ -128,6 +135,8 @@ struct Orphans {
     volumes: BTreeSet<VolumeId>,
     /// PersistentVolumes whose volume does not exist: the condition reporter names them.
     objects: BTreeSet<VolumeId>,
+    /// Snapshots that no VolumeSnapshotContent names; already logged.
+    snapshots: BTreeSet<SnapshotId>,
 }
 
 impl OrphanSweeper {
@@ -154,7 +163,8 @@ impl OrphanSweeper {
             while let Ok(request) = requests.try_recv() {
                 wanted.add_request(request);
             }
-            look.take_due();
+            // An operator who removes a snapshot makes no event either.
+            wanted.snapshots |= look.take_due() && !orphans.snapshots.is_empty();
             if retry.take_due() {
                 wanted.merge_batch(std::mem::take(&mut failed));
             }
@@ -164,7 +174,7 @@ impl OrphanSweeper {
                 self.publish_orphans(&mut orphans).await;
             }
             retry.schedule(!failed.is_empty(), self.backoff);
-            look.schedule(!orphans.objects.is_empty(), self.backoff);
+            look.schedule(!orphans.objects.is_empty() || !orphans.snapshots.is_empty(), self.backoff);
         }
     }
 
@@ -176,6 +186,12 @@ impl OrphanSweeper {
         orphans: &mut Orphans,
     ) -> SweepBatch {
         let (mut left, mut ids) = (SweepBatch::default(), wanted.ids);
+        if wanted.snapshots
+            && let Err(error) = self.find_orphaned_snapshots(orphans).await
+        {
+            self.report_failure(&error);
+            left.snapshots = true;
+        }
         if wanted.all {
             match self.remover.store.list().await {
                 Ok(all) => {
@@ -238,6 +254,27 @@ impl OrphanSweeper {
                 orphans.objects.insert(id);
             }
         }
+    }
+
+    /// Finds the snapshots that no content of the driver names. They stay: their contents were deleted in order to keep them.
+    async fn find_orphaned_snapshots(&self, orphans: &mut Orphans) -> Result<(), ReconcileError> {
+        let Some(store) = &self.snapshots else { return Ok(()) };
+        let mut found: BTreeSet<_> =
+            store.list_snapshots().await.map_err(ReconcileError::Snapshot)?.into_iter().collect();
+        if !found.is_empty() {
+            // Afterwards: the content of a snapshot is older than the snapshot.
+            let owners = match list_snapshot_owners(self.api.client(), &self.api.identity).await {
+                // Without the permission, nothing is known of them.
+                Err(error) if status_code(&error) == Some(403) => return Ok(()),
+                owners => owners.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?,
+            };
+            found.retain(|id| !owners.contains_key(id));
+        }
+        for id in found.difference(&orphans.snapshots) {
+            tracing::warn!(handle = %id, "snapshot has no VolumeSnapshotContent: not deleted");
+        }
+        orphans.snapshots = found;
+        Ok(())
     }
 
     /// Removes the mark of a lost disk from volumes that the served store has.
@@ -340,6 +377,7 @@ impl OrphanSweeper {
             ids.retain(|id| !resolved.contains(id));
         }
         self.failures.metrics.set_orphans(orphans.volumes.len(), orphans.objects.len());
+        self.failures.metrics.set_orphaned_snapshots(orphans.snapshots.len());
         self.missing.send_if_modified(|missing| {
             let is_new = *missing != orphans.objects;
             missing.clone_from(&orphans.objects);

@@ -1,4 +1,4 @@
-//! The volumes of the node, as its directory, its mounts and the API server know them.
+//! The volumes and snapshots of the node, as its directory, its mounts and the API server know them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
@@ -9,9 +9,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, StoreAction, StoreId,
-    StoreIdentity, StoredVolume, VolumeId, VolumeKind, VolumeOwners, VolumeRecovery, VolumeUsage,
-    plan_new_store, plan_store, required_volume,
+    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, SnapshotOwner,
+    StoreAction, StoreId, StoreIdentity, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeKind,
+    VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store, required_volume,
 };
 use serde::Serialize;
 
@@ -23,22 +23,27 @@ pub(crate) struct NodeInventory {
     pub(crate) identity: ProvisionerIdentity,
     /// The identity of the store; `None` if it has none.
     pub(crate) store: Option<StoreId>,
-    pub(crate) stored: BTreeMap<VolumeId, StoredVolume>,
+    pub(crate) stored: BTreeMap<VolumeId, StoredEntry>,
+    pub(crate) snapshots: BTreeMap<SnapshotId, StoredEntry>,
+    /// What is neither a volume nor a snapshot, and takes space.
+    leftovers: Vec<StoredEntry>,
     /// The PersistentVolumes and claims on the API server.
     pub(crate) owners: Result<VolumeOwners>,
-    /// The snapshots in the directory, and those that should be there.
-    snapshots: (BTreeSet<SnapshotId>, BTreeSet<SnapshotId>),
+    /// The contents on the API server that snapshots belong to; none if they could not be listed.
+    snapshot_owners: Option<BTreeMap<SnapshotId, SnapshotOwner>>,
+    /// The snapshots that should be in the directory.
+    ready: BTreeSet<SnapshotId>,
     pub(crate) recovery: Option<VolumeRecovery>,
 }
 
-/// A volume, as the commands print it.
+/// A volume, a snapshot or what is left of one, as the commands print it.
 #[derive(Debug, Serialize, PartialEq)]
 pub(crate) struct VolumeRow {
     pub(crate) id: String,
     pub(crate) state: RowState,
     /// `directory`, `block`, `ext4` or `xfs`; `None` if it is unknown.
     pub(crate) kind: Option<String>,
-    /// As `namespace/name`.
+    /// As `namespace/name`; of a snapshot, that of its VolumeSnapshot.
     pub(crate) claim: Option<String>,
     /// The phase of the PersistentVolume.
     pub(crate) phase: Option<String>,
@@ -52,7 +57,7 @@ pub(crate) struct VolumeRow {
     pub(crate) age_seconds: Option<u64>,
 }
 
-/// State of a volume and its PersistentVolume.
+/// State of a volume and its PersistentVolume, or of a snapshot and its VolumeSnapshotContent.
 #[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RowState {
@@ -60,14 +65,20 @@ pub(crate) enum RowState {
     Ok,
     /// The volume is being provisioned.
     Provisioning,
-    /// The volume has no PersistentVolume.
+    /// No object names it.
     Orphan,
-    /// The PersistentVolume is of another node.
+    /// The object is of another node.
     OtherNode,
     /// The directory of the volume is missing.
     Missing,
     /// The API server could not be asked.
     Unknown,
+    /// It is being made, or a killed creation has left it: the next start of provisionerd removes it.
+    Incomplete,
+    /// An import or a move is making it a volume, or has left it.
+    Importing,
+    /// It was removed, and is being erased.
+    Erasing,
 }
 
 impl RowState {
@@ -79,6 +90,9 @@ impl RowState {
             Self::OtherNode => "other-node",
             Self::Missing => "missing",
             Self::Unknown => "unknown",
+            Self::Incomplete => "incomplete",
+            Self::Importing => "importing",
+            Self::Erasing => "erasing",
         }
     }
 }
@@ -93,11 +107,16 @@ impl NodeInventory {
             DirStore::read_identity(&base).with_context(|| format!("can't read the store in {path}"))?;
         let stored = DirStore::list_stored(&base, &*quota);
         let stored = stored.with_context(|| format!("can't list the volumes in {path}"))?;
-        let stored: BTreeMap<_, _> = stored.into_iter().map(|volume| (volume.id.clone(), volume)).collect();
+        let (mut volumes, mut snapshots, mut leftovers) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        for entry in stored {
+            match (entry.place, entry.id.clone()) {
+                (StoredPlace::Volume, StoredId::Volume(id)) => drop(volumes.insert(id, entry)),
+                (StoredPlace::Snapshot, StoredId::Snapshot(id)) => drop(snapshots.insert(id, entry)),
+                _ => leftovers.push(entry),
+            }
+        }
         let recovery = Self::recovery_of(config).await;
-        let ids: BTreeSet<_> = stored.keys().cloned().collect();
-        let present = DirStore::list_stored_snapshots(&base);
-        let present = present.with_context(|| format!("can't list the snapshots in {path}"))?;
+        let ids: BTreeSet<_> = volumes.keys().cloned().collect();
         let (recovery, known) = match recovery {
             Ok(recovery) => {
                 let known = read_known(&recovery, &ids).await;
@@ -110,8 +129,21 @@ impl NodeInventory {
             Ok((owners, ready)) => (Ok(owners), ready),
             Err(error) => (Err(error), BTreeSet::new()),
         };
-        let snapshots = (present.into_iter().collect(), ready);
-        Ok(Self { identity, store, stored, owners, snapshots, recovery })
+        let snapshot_owners = match &recovery {
+            Some(recovery) if owners.is_ok() => recovery.list_snapshot_owners().await.ok(),
+            _ => None,
+        };
+        Ok(Self {
+            identity,
+            store,
+            stored: volumes,
+            snapshots,
+            leftovers,
+            owners,
+            snapshot_owners,
+            ready,
+            recovery,
+        })
     }
 
     /// Acts on the API server for the operator.
@@ -121,12 +153,14 @@ impl NodeInventory {
         Ok(VolumeRecovery::new(client, identity, run::kill_hook()?))
     }
 
-    /// All volumes: those in the directory, and those that should be there.
+    /// All volumes and snapshots: what is in the directory, and volumes that should be there.
     pub(crate) fn rows(&self, config: &DaemonConfig) -> Vec<VolumeRow> {
         let mounter = BindMounter::new(&config.kubelet);
         let stored =
-            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, volume)));
+            self.stored.iter().map(|(id, volume)| self.stored_row(id, volume, list_mounts(&mounter, volume)));
         let mut rows: Vec<_> = stored.collect();
+        rows.extend(self.snapshots.iter().map(|(id, entry)| self.snapshot_row(id, entry)));
+        rows.extend(self.leftovers.iter().map(leftover_row));
         // A PersistentVolume of this node whose volume is not in the directory is shown as missing.
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
@@ -139,24 +173,33 @@ impl NodeInventory {
         rows
     }
 
-    fn stored_row(&self, volume: &StoredVolume, mounts: Vec<String>) -> VolumeRow {
+    fn stored_row(&self, id: &VolumeId, volume: &StoredEntry, mounts: Vec<String>) -> VolumeRow {
         let owners = self.owners.as_ref().ok();
-        let object = owners.and_then(|owners| owners.volumes.get(volume.id.as_str()));
-        let claim = owners.and_then(|owners| owners.claims.get(&volume.id));
-        let usage = volume.usage.as_ref();
-        let age = SystemTime::now().duration_since(volume.modified).ok();
+        let object = owners.and_then(|owners| owners.volumes.get(id.as_str()));
+        let claim = owners.and_then(|owners| owners.claims.get(id));
         VolumeRow {
-            id: volume.id.to_string(),
-            state: owners.map_or(RowState::Unknown, |owners| self.row_state(owners, &volume.id)),
-            kind: volume.kind.map(|kind| kind.to_string()),
+            state: owners.map_or(RowState::Unknown, |owners| self.row_state(owners, id)),
             claim: object.and_then(claim_of_volume).or_else(|| claim.map(claim_name)),
             phase: object.and_then(phase_of_volume),
-            limit_bytes: usage.and_then(|usage| usage.limits.bytes).map(|bytes| bytes.0),
-            used_bytes: usage.map(|usage| usage.usage.bytes.0),
-            limit_inodes: usage.and_then(|usage| usage.limits.inodes).map(|inodes| inodes.0),
-            used_inodes: usage.map(|usage| usage.usage.inodes.0),
             mounts,
-            age_seconds: age.map(|age| age.as_secs()),
+            ..entry_row(volume)
+        }
+    }
+
+    fn snapshot_row(&self, id: &SnapshotId, entry: &StoredEntry) -> VolumeRow {
+        let owner = self.snapshot_owners.as_ref().and_then(|owners| owners.get(id));
+        let claim = owner.map(|owner| owner.snapshot.clone());
+        VolumeRow { state: self.snapshot_state(id), claim, ..entry_row(entry) }
+    }
+
+    pub(crate) fn snapshot_state(&self, id: &SnapshotId) -> RowState {
+        match self.snapshot_owners.as_ref().map(|owners| owners.get(id)) {
+            None => RowState::Unknown,
+            Some(None) => RowState::Orphan,
+            Some(Some(SnapshotOwner { node: Some(node), .. })) if node != self.identity.node.as_str() => {
+                RowState::OtherNode
+            }
+            Some(Some(_)) => RowState::Ok,
         }
     }
 
@@ -169,6 +212,11 @@ impl NodeInventory {
         }
     }
 
+    /// Returns whether something is left of a volume or a snapshot that was removed, or is not complete.
+    pub(crate) fn is_left(&self, id: &StoredId) -> bool {
+        self.leftovers.iter().any(|entry| entry.id == *id)
+    }
+
     /// Decides if provisionerd serves the store.
     pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
         let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
@@ -176,8 +224,8 @@ impl NodeInventory {
         // The decision is that of `run`.
         match plan_store(&self.identity, &found, &present, owners.volumes.values()) {
             StoreAction::CreateIdentity => {
-                let (present, ready) = &self.snapshots;
-                plan_new_store(&self.identity, present, ready, owners.volumes.values())
+                let snapshots = self.snapshots.keys().cloned().collect();
+                plan_new_store(&self.identity, &snapshots, &self.ready, owners.volumes.values())
             }
             action => action,
         }
@@ -192,6 +240,34 @@ impl NodeInventory {
     pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         self.stored.get(id)?.kind
     }
+}
+
+/// The row of an entry whose objects are unknown.
+fn entry_row(entry: &StoredEntry) -> VolumeRow {
+    let usage = entry.usage.as_ref();
+    let age = SystemTime::now().duration_since(entry.modified).ok();
+    VolumeRow {
+        id: entry.id.as_str().to_owned(),
+        state: RowState::Unknown,
+        kind: entry.kind.map(|kind| kind.to_string()),
+        claim: None,
+        phase: None,
+        limit_bytes: usage.and_then(|usage| usage.limits.bytes).map(|bytes| bytes.0),
+        used_bytes: usage.map(|usage| usage.usage.bytes.0),
+        limit_inodes: usage.and_then(|usage| usage.limits.inodes).map(|inodes| inodes.0),
+        used_inodes: usage.map(|usage| usage.usage.inodes.0),
+        mounts: Vec::new(),
+        age_seconds: age.map(|age| age.as_secs()),
+    }
+}
+
+fn leftover_row(entry: &StoredEntry) -> VolumeRow {
+    let state = match entry.place {
+        StoredPlace::Trash => RowState::Erasing,
+        StoredPlace::Import => RowState::Importing,
+        _ => RowState::Incomplete,
+    };
+    VolumeRow { state, ..entry_row(entry) }
 }
 
 /// Reads the owners of volumes, and the ready snapshots of the node.
@@ -219,13 +295,13 @@ fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {
 }
 
 /// The targets at which a volume is mounted; none if it or the directory of the kubelet can't be read.
-fn list_mounts(mounter: &BindMounter, volume: &StoredVolume) -> Vec<String> {
+fn list_mounts(mounter: &BindMounter, volume: &StoredEntry) -> Vec<String> {
     let targets = open_stored(volume).and_then(|volume| mounter.list_targets(&volume).ok());
     targets.unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
 /// Opens a volume for a look at its mounts.
-fn open_stored(volume: &StoredVolume) -> Option<OpenVolume> {
+fn open_stored(volume: &StoredEntry) -> Option<OpenVolume> {
     let dir = Dir::open(&volume.path).ok()?;
     match volume.kind? {
         VolumeKind::Directory => dir.as_fd().try_clone_to_owned().ok().map(OpenVolume::Directory),

@@ -34,6 +34,7 @@ fn exported_metrics() -> Metrics {
         metrics.meter.record_delete("local", Duration::from_millis(3), succeeded);
     }
     metrics.meter.set_orphans(2, 1);
+    metrics.meter.set_orphaned_snapshots(1);
     metrics.meter.set_audit(&AuditSummary::default());
     metrics.meter.record_api_error("watch");
     metrics.set_volumes(Some(true), Some(1));

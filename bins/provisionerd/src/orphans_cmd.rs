@@ -1,4 +1,4 @@
-//! `provisionerd orphans`: volumes without a PersistentVolume.
+//! `provisionerd orphans`: volumes and snapshots that no object names.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,12 +8,16 @@ use clap::Args;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
-use nodekeel_provisioner::{OrphanState, OrphanVolume, StoreAction, VolumeId, format_chain};
+use nodekeel_provisioner::{
+    DirStore, OrphanState, OrphanVolume, SnapshotId, StoreAction, StoredId, VolumeId, VolumeOwners,
+    adopted_snapshot, format_chain,
+};
+use serde_json::json;
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState};
 use crate::volumes_cmd::format_table;
-use crate::{api_server, print_stdout, start_runtime};
+use crate::{api_server, print_stdout, run, start_runtime, volumes};
 
 /// Maximum time until a running provisionerd has removed a volume.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -24,19 +28,24 @@ pub(crate) struct OrphansFlags {
     /// Create a PersistentVolume for each of these
     ///
     /// It is retained, and bound to the claim that the volume was created for; if that does not exist, it is available.
+    /// For a snapshot, it prints a VolumeSnapshotContent and a VolumeSnapshot for `kubectl apply -f -`.
     #[arg(long, value_name = "ID", num_args = 0.., conflicts_with = "remove")]
-    adopt: Option<Vec<VolumeId>>,
+    adopt: Option<Vec<StoredId>>,
     /// Remove each of these with all data
     ///
-    /// The provisionerd of the node does it, after it has checked again that no claim and no mount needs the volume.
+    /// A volume is removed by the provisionerd of the node, after it has checked again that no claim and no mount needs it;
+    /// a snapshot at once, if no VolumeSnapshotContent names it.
     #[arg(long, value_name = "ID", num_args = 0..)]
-    remove: Option<Vec<VolumeId>>,
+    remove: Option<Vec<StoredId>>,
     /// Adopt or remove all of them
     #[arg(long)]
     all: bool,
     /// Storage class of adopted volumes without a claim
     #[arg(long, value_name = "NAME", requires = "adopt")]
     class: Option<String>,
+    /// Namespace of the VolumeSnapshots of adopted snapshots
+    #[arg(long, value_name = "NAME", requires = "adopt", default_value = "default")]
+    namespace: String,
     #[command(flatten)]
     config: ConfigFlags,
 }
@@ -44,13 +53,15 @@ pub(crate) struct OrphansFlags {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OrphanTask<'a> {
     List,
-    Adopt { class: Option<&'a str> },
+    Adopt { class: Option<&'a str>, namespace: &'a str },
     Remove,
 }
 
 pub(crate) fn run_orphans(flags: OrphansFlags) -> Result<ExitCode> {
     let (task, ids) = match (&flags.adopt, &flags.remove) {
-        (Some(ids), _) => (OrphanTask::Adopt { class: flags.class.as_deref() }, ids.clone()),
+        (Some(ids), _) => {
+            (OrphanTask::Adopt { class: flags.class.as_deref(), namespace: &flags.namespace }, ids.clone())
+        }
         (_, Some(ids)) => (OrphanTask::Remove, ids.clone()),
         (None, None) => (OrphanTask::List, Vec::new()),
     };
@@ -68,7 +79,7 @@ pub(crate) fn run_orphans(flags: OrphansFlags) -> Result<ExitCode> {
 async fn act_on_orphans(
     config: &DaemonConfig,
     task: OrphanTask<'_>,
-    ids: Option<Vec<VolumeId>>,
+    ids: Option<Vec<StoredId>>,
 ) -> Result<ExitCode> {
     let inventory = NodeInventory::read(config).await?;
     let owners = match inventory.owners {
@@ -77,15 +88,13 @@ async fn act_on_orphans(
             return Err(error.context("can't tell orphans from other volumes without the API server"));
         }
     };
-    let is_orphan = |id: &VolumeId| {
-        matches!(
-            owners.orphan_state(&inventory.identity, id),
-            OrphanState::Claimed { .. } | OrphanState::Unclaimed
-        )
-    };
     if task == OrphanTask::List {
         let mut rows = inventory.rows(config);
-        rows.retain(|row| matches!(row.state, RowState::Orphan | RowState::OtherNode));
+        rows.retain(|row| match row.state {
+            RowState::Orphan | RowState::OtherNode => true,
+            RowState::Incomplete | RowState::Importing | RowState::Erasing => row.used_bytes != Some(0),
+            _ => false,
+        });
         return Ok(print_stdout(&if rows.is_empty() {
             "no orphans\n".to_owned()
         } else {
@@ -96,10 +105,14 @@ async fn act_on_orphans(
     if let StoreAction::Reject(rejection) = inventory.store_action(owners) {
         bail!("can't act on the volumes in {}: {rejection}", config.directory.display());
     }
-    let ids = ids.unwrap_or_else(|| inventory.stored.keys().filter(|id| is_orphan(id)).cloned().collect());
+    let ids = ids.unwrap_or_else(|| list_orphans(&inventory, owners));
     let (mut text, mut failed) = (String::new(), Vec::new());
     for id in ids {
-        match act_on_orphan(config, &inventory, task, &id).await {
+        let done = match &id {
+            StoredId::Volume(id) => act_on_orphan(config, &inventory, task, id).await,
+            StoredId::Snapshot(id) => act_on_snapshot(config, &inventory, task, id).await,
+        };
+        match done {
             Ok(done) => text += &format!("{done}\n"),
             // A failure does not keep the other volumes from being handled.
             Err(error) => failed.push(format_chain(&*error)),
@@ -107,6 +120,58 @@ async fn act_on_orphans(
     }
     let printed = print_stdout(&text);
     if failed.is_empty() { Ok(printed) } else { bail!("{}", failed.join("\nprovisionerd: ")) }
+}
+
+/// The volumes and snapshots in the directory that no object names.
+fn list_orphans(inventory: &NodeInventory, owners: &VolumeOwners) -> Vec<StoredId> {
+    let is_orphan = |id: &VolumeId| {
+        let state = owners.orphan_state(&inventory.identity, id);
+        matches!(state, OrphanState::Claimed { .. } | OrphanState::Unclaimed)
+    };
+    let volumes = inventory.stored.keys().filter(|id| is_orphan(id)).cloned().map(StoredId::from);
+    let is_orphan = |id: &SnapshotId| inventory.snapshot_state(id) == RowState::Orphan;
+    volumes
+        .chain(inventory.snapshots.keys().filter(|id| is_orphan(id)).cloned().map(StoredId::from))
+        .collect()
+}
+
+async fn act_on_snapshot(
+    config: &DaemonConfig,
+    inventory: &NodeInventory,
+    task: OrphanTask<'_>,
+    id: &SnapshotId,
+) -> Result<String> {
+    let directory = config.directory.display();
+    // One that a killed call has begun to remove is no snapshot any more, and is still to be erased.
+    let entry = inventory.snapshots.get(id);
+    if entry.is_none() && !inventory.is_left(&id.clone().into()) {
+        bail!("can't find snapshot {id} in {directory}: `provisionerd orphans` lists the orphans");
+    }
+    let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
+    // Again, since an earlier snapshot may have taken long to erase.
+    if let Some(owner) = recovery.list_snapshot_owners().await?.get(id) {
+        bail!(
+            "can't adopt or remove snapshot {id}: VolumeSnapshotContent {} names it; delete that, if its data are not needed",
+            owner.content
+        );
+    }
+    match task {
+        OrphanTask::Remove => {
+            let (base, quota) = volumes::open_with_warnings(config)?;
+            DirStore::remove_stored_snapshot(base, quota, id, run::kill_hook()?)?;
+            Ok(format!("removed snapshot {id}"))
+        }
+        OrphanTask::Adopt { namespace, .. } => {
+            let kind = entry.and_then(|entry| entry.kind).with_context(|| {
+                format!("can't tell what snapshot {id} is: its mark in {directory}/kinds is invalid; write it again")
+            })?;
+            let objects = adopted_snapshot(&inventory.identity, id, kind, namespace);
+            let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+            // A document of a YAML stream, so that the output can be applied whatever else it names.
+            Ok(format!("---\n{}", serde_json::to_string_pretty(&list).context("can't format the objects")?))
+        }
+        OrphanTask::List => Ok(String::new()),
+    }
 }
 
 async fn act_on_orphan(
@@ -137,9 +202,9 @@ async fn act_on_orphan(
             wait_removed(config, id).await?;
             Ok(format!("removed volume {id}"))
         }
-        OrphanTask::Adopt { class } => {
+        OrphanTask::Adopt { class, .. } => {
             recovery.adopt_volume(&orphan, class).await?;
-            Ok(format!("created PersistentVolume {id}"))
+            Ok(format!("# created PersistentVolume {id}"))
         }
         OrphanTask::List => Ok(String::new()),
     }

@@ -16,6 +16,7 @@ use crate::dir_store::parts::StoreParts;
 use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::id::VolumeId;
 use crate::image::{VolumeKind, promised_bytes};
+use crate::snapshot::StoredId;
 use crate::store::larger_limit;
 
 /// The promises of a store. A volume without a byte limit counts as nothing until it is known what was promised to it; a
@@ -208,7 +209,8 @@ impl CapacityLedger {
         });
     }
 
-    /// Lists the volumes, and counts the promises of those that another process has imported since the last count.
+    /// Lists the volumes, and counts the promises of those that another process has imported since the last count, and no
+    /// longer those of snapshots that one has removed.
     pub(super) fn list_and_count(&self) -> Result<Vec<VolumeId>, DirStoreError> {
         let volumes = self.parts.dirs.list_volumes()?;
         for id in &volumes {
@@ -219,6 +221,16 @@ impl CapacityLedger {
             if let Some(dir) = imported {
                 let limits = self.parts.limits.status_or_nothing(&dir).0;
                 self.set_limit(id.as_str(), self.promised_to(id, &dir, limits));
+            }
+        }
+        let counted =
+            self.lock().limits.by_name.keys().filter_map(|name| name.parse().ok()).collect::<Vec<_>>();
+        for id in counted {
+            let stored = StoredId::Snapshot(id);
+            // Without its lock, it is being taken: then it is promised before it is there.
+            let lock = self.parts.locks.try_lock_copy(&stored);
+            if lock.is_some() && self.parts.dirs.find(&stored)?.is_none() {
+                self.set_limit(stored.as_str(), None);
             }
         }
         Ok(volumes)

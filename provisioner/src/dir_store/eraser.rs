@@ -197,6 +197,12 @@ impl Eraser {
         }
     }
 
+    /// Erases an entry in this thread, without the queue.
+    pub(super) fn erase_now(&self, entry: &TrashEntry) -> Result<(), DirStoreError> {
+        while let SliceEnd::Paused = self.erase_entry(entry)? {}
+        Ok(())
+    }
+
     /// The bytes that the data of an entry still use.
     pub(super) fn content_bytes(&self, entry: &TrashEntry) -> u64 {
         self.trash.open_content(entry).map_or(0, |dir| self.parts.limits.used_bytes(&dir))

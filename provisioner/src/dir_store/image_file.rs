@@ -10,7 +10,7 @@ use nodekeel_localstorage::{Dir, FileKind, FileMode};
 use crate::dir_store::error::DirStoreError;
 use crate::image::{VolumeKind, loops};
 
-/// The name of the file of a block or strict volume in its directory, [`StoredVolume::path`](crate::StoredVolume).
+/// The name of the file of a block or strict volume in its directory, [`StoredEntry::path`](crate::StoredEntry).
 pub const IMAGE_FILE: &str = "image";
 
 /// Does something with an image; the error names the step.

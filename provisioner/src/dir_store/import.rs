@@ -34,7 +34,7 @@ use resume::{ImportConflict, ImportPlaces, ImportStart, plan_start};
 use source::SourceDir;
 
 /// Prefix of an incomplete copy, which the next importer removes.
-const COPY_PREFIX: &str = "copy-";
+pub(super) const COPY_PREFIX: &str = "copy-";
 
 /// Turns directories into volumes of a [`DirStore`](crate::DirStore), which another process may have open.
 ///

@@ -50,6 +50,12 @@ impl EntryLocks {
         }
         CopyLock { locks: self, id: id.clone() }
     }
+
+    /// The same lock, unless a copy holds it.
+    pub(super) fn try_lock_copy(&self, id: &StoredId) -> Option<CopyLock<'_>> {
+        let mut held = self.in_progress.lock().unwrap_or_else(PoisonError::into_inner);
+        held.insert(id.clone()).then(|| CopyLock { locks: self, id: id.clone() })
+    }
 }
 
 impl Drop for CopyLock<'_> {

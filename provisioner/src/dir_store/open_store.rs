@@ -36,10 +36,10 @@ use crate::step::{StepRunner, VolumeStep};
 use crate::store::{FoundLimits, OpenVolume, VolumeUsage};
 
 /// Directory in which volumes are created.
-const STAGING_DIR: &str = ".new";
+pub(super) const STAGING_DIR: &str = ".new";
 
 /// Directory of removed volumes that are being erased.
-const TRASH_DIR: &str = ".trash";
+pub(super) const TRASH_DIR: &str = ".trash";
 
 /// The purpose of opening a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -372,6 +372,17 @@ impl OpenStore {
         let _lock = self.parts.locks.lock_copy(&id);
         let _held = self.parts.locks.lock(id.as_str());
         self.remove(&id)
+    }
+
+    /// Removes a snapshot, and erases what is left of it in this thread, also of an earlier call that was killed.
+    pub(super) fn remove_and_erase(&self, id: &SnapshotId) -> Result<(), DirStoreError> {
+        self.remove_snapshot(id)?;
+        let is_left = |entry: &TrashEntry| *entry.id() == StoredId::from(id.clone());
+        self.trash
+            .list()?
+            .iter()
+            .filter(|entry| is_left(entry))
+            .try_for_each(|entry| self.eraser.erase_now(entry))
     }
 
     /// Confirms that a missing volume or snapshot was removed: that it is missing from the store, and not from another

@@ -12,7 +12,7 @@ use crate::snapshot::StoredId;
 use crate::step::{StepRunner, VolumeStep};
 
 /// Name of the volume in its trash entry.
-const CONTENT_NAME: &str = "volume";
+pub(super) const CONTENT_NAME: &str = "volume";
 
 /// Prefix of the name of a trash entry that is the volume itself: the disk had no free space for a directory
 /// around it.

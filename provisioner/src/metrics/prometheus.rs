@@ -49,6 +49,8 @@ pub struct PrometheusMetrics {
     orphaned_volumes: Gauge,
     /// PersistentVolumes without a volume.
     orphaned_objects: Gauge,
+    /// Snapshots without a VolumeSnapshotContent.
+    orphaned_snapshots: Gauge,
     audit: AuditMetrics,
     wrong_limits: Gauge,
     restored_limits: Counter,
@@ -95,12 +97,13 @@ impl PrometheusMetrics {
         let modification =
             OperationMetrics::register_in(registry, "controller_persistentvolumeclaim_modify", "modified");
         let orphans: Family<MetricLabels, Gauge> = Family::default();
-        let help = "Volumes without a PersistentVolume, and PersistentVolumes without a volume, on this node";
+        let help = "Volumes and snapshots that no object names, and PersistentVolumes without a volume, on this node";
         // Clones share their values, so the registry exports each change.
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
         // Created now, so that both are exported before the first sweep.
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
+        let orphaned_snapshots = missing("volumesnapshotcontent");
         let audit = AuditMetrics::register_in(registry);
         let (wrong_limits, restored_limits) = (Gauge::default(), Counter::default());
         registry.register(
@@ -127,6 +130,7 @@ impl PrometheusMetrics {
             modification,
             orphaned_volumes,
             orphaned_objects,
+            orphaned_snapshots,
             audit,
             wrong_limits,
             restored_limits,
@@ -234,6 +238,10 @@ impl VolumeMetrics for PrometheusMetrics {
         }
     }
 
+    fn set_orphaned_snapshots(&self, snapshots: usize) {
+        self.orphaned_snapshots.set(i64::try_from(snapshots).unwrap_or(i64::MAX));
+    }
+
     fn set_orphans(&self, volumes: usize, objects: usize) {
         self.orphaned_volumes.set(i64::try_from(volumes).unwrap_or(i64::MAX));
         self.orphaned_objects.set(i64::try_from(objects).unwrap_or(i64::MAX));
@@ -305,6 +313,7 @@ mod tests {
             metrics.record_modification("local", Duration::from_millis(3), succeeded);
         }
         metrics.set_orphans(2, 1);
+        metrics.set_orphaned_snapshots(3);
         metrics.record_api_error("create_persistentvolume");
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encode");
@@ -321,6 +330,7 @@ mod tests {
             "controller_persistentvolumeclaim_modify_failed_total{class=\"local\"} 1",
             "controller_persistentvolume_orphans{missing=\"persistentvolume\"} 2",
             "controller_persistentvolume_orphans{missing=\"volume\"} 1",
+            "controller_persistentvolume_orphans{missing=\"volumesnapshotcontent\"} 3",
             "controller_api_errors_total{call=\"create_persistentvolume\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

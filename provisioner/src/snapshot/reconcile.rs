@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use kube::runtime::reflector;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::ability::prober::ability_changes;
 use crate::api::claim_queue::ClaimQueue;
@@ -25,10 +26,12 @@ use crate::objects::object_reference;
 use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
+use crate::sweep::SweepRequest;
 
 pub(crate) struct SnapshotReconciler {
     pub(crate) applier: SnapshotApplier,
     pub(crate) claims: ClaimQueue,
+    pub(crate) sweeps: UnboundedSender<SweepRequest>,
     pub(crate) retries: Arc<RetryTracker>,
     pub(crate) served: ServedStore,
     pub(crate) failures: FailureReporter,
@@ -45,8 +48,18 @@ impl SnapshotReconciler {
         // The label limits the watch to the contents that the snapshot-controller has assigned to this node.
         let label = format!("{MANAGED_BY_LABEL}={}", self.applier.api.identity.node);
         let events = watcher(self.applier.api.all(), watcher::Config::default().labels(&label));
-        let (retries, claims) = (Arc::clone(&self.retries), self.claims.clone());
+        let (retries, claims, sweeps) = (Arc::clone(&self.retries), self.claims.clone(), self.sweeps.clone());
         let events = with_backoff(events, self.watch_errors.clone()).reflect(writer).inspect(move |event| {
+            // One that is deleted may leave its snapshot, and one for an existing snapshot has found it.
+            let changes_owner = match event {
+                Ok(watcher::Event::Apply(content)) => content.spec.source.snapshot_handle.is_some(),
+                Ok(watcher::Event::Delete(_)) => true,
+                _ => false,
+            };
+            if changes_owner {
+                // Without a receiver, the run ends.
+                let _ = sweeps.send(SweepRequest::Snapshots);
+            }
             let may_be_ready = match event {
                 Ok(watcher::Event::Apply(content)) => content.is_ready(),
                 // One may have become ready while the watch was disconnected.

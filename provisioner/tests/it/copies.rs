@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
@@ -16,8 +18,8 @@ use nodekeel_provisioner::csi::{NodePlugin, PluginDeps};
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{MemStore, conformance, snapshot_conformance};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreOptions, SnapshotStore as _, SnapshotStoreError, StoredId, VolumeOpener as _,
-    VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, SnapshotStore as _, SnapshotStoreError, StepHook, StepMoment, StoredId,
+    VolumeOpener as _, VolumeStep, VolumeStore as _,
 };
 use testbed::guest::disk::FileSystem;
 
@@ -63,6 +65,39 @@ async fn a_store_that_can_not_share_blocks_refuses_by_name_and_creates_nothing()
     assert!(!copied.is_exhausted(), "{chain}");
     assert_eq!(names(base.path()), before);
     assert_eq!(names(&base.path().join(".new")), Vec::<String>::new());
+}
+
+/// Removes the snapshot next to the store that serves it, as an operator does.
+fn remove_stored(base: &Path, quota: &Arc<MemQuota>, hook: Option<Arc<dyn StepHook>>) {
+    let dir = Dir::open(base).expect("the base");
+    DirStore::remove_stored_snapshot(dir, Arc::clone(quota) as _, &snapshot_id(1), hook).expect("removed");
+}
+
+#[tokio::test]
+async fn a_snapshot_is_removed_next_to_its_store_and_is_no_longer_promised_also_after_a_kill() {
+    for killed_at in 0.. {
+        let (base, quota, store) = new_store().await;
+        store.create(&id(1), LIMITS).await.expect("create");
+        fs::write(volume_path(base.path(), 1).join("file"), "data").expect("a file");
+        store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+        let passed = AtomicUsize::new(0);
+        let hook = Arc::new(move |_: VolumeStep, _: StepMoment| {
+            assert!(passed.fetch_add(1, Ordering::Relaxed) != killed_at, "killed");
+        });
+        let remove = || remove_stored(base.path(), &quota, Some(hook.clone()));
+        let was_killed = std::panic::catch_unwind(AssertUnwindSafe(remove)).is_err();
+        remove_stored(base.path(), &quota, None);
+        assert_eq!(store.list_snapshots().await.expect("a list"), []);
+        assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new(), "killed at {killed_at}");
+        assert_eq!(quota.list_projects().len(), 1, "that of the volume");
+        store.list().await.expect("it counts");
+        let promised = store.capacity().await.expect("a capacity").expect("one").promised;
+        assert_eq!(promised, Bytes(16 * MIB), "killed at {killed_at}");
+        if !was_killed {
+            assert!(killed_at > 6, "each step has two moments");
+            break;
+        }
+    }
 }
 
 #[tokio::test]

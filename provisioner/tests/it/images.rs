@@ -10,8 +10,8 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaSetter as _};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::{MemStore, image_conformance};
 use nodekeel_provisioner::{
-    CapacityPolicy, DirStore, DirStoreOptions, ImageFormat, OpenVolume, SnapshotStore as _, VolumeId,
-    VolumeKind, VolumeOpener as _, VolumeStore as _, VolumeStoreError,
+    CapacityPolicy, DirStore, DirStoreOptions, ImageFormat, OpenVolume, SnapshotStore as _, StoredPlace,
+    VolumeId, VolumeKind, VolumeOpener as _, VolumeStore as _, VolumeStoreError,
 };
 use testbed::guest::disk::FileSystem;
 
@@ -92,6 +92,7 @@ async fn block_and_strict_volumes_are_these_files() {
     let kinds: Vec<_> = DirStore::list_stored(&Dir::open(base.path()).expect("the base"), &*quota)
         .expect("a list")
         .into_iter()
+        .filter(|entry| entry.place == StoredPlace::Volume)
         .map(|volume| (volume.kind, volume.usage.map(|usage| usage.limits)))
         .collect();
     let image = |format, bytes| {

@@ -6,7 +6,7 @@ use crate::dir_store::error::DirStoreError;
 use crate::id::VolumeId;
 
 /// Directory of directories that are becoming volumes, and of the records.
-pub(super) const IMPORT_DIR: &str = ".import";
+pub(in crate::dir_store) const IMPORT_DIR: &str = ".import";
 
 /// Suffix of the file with the path of the directory that is imported for a claim.
 pub(super) const JOURNAL_SUFFIX: &str = ".source";

@@ -9,7 +9,8 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    DirStore, OrphanVolume, RecoveryError, StoreId, VolumeKind, VolumeRecovery, VolumeStore as _, VolumeUsage,
+    DirStore, OrphanVolume, RecoveryError, StoreId, StoredId, VolumeKind, VolumeRecovery, VolumeStore as _,
+    VolumeUsage,
 };
 use serde_json::{Value, json};
 
@@ -137,5 +138,5 @@ fn the_volumes_of_a_directory_are_listed_beside_the_store_that_serves_it() {
     fs::create_dir(base.path().join("volumes").join(id(1).as_str())).expect("a volume");
     fs::write(base.path().join("volumes/other"), "").expect("another file");
     let listed = DirStore::list_stored(&open(), &*quota).expect("list");
-    assert_eq!(listed.iter().map(|volume| &volume.id).collect::<Vec<_>>(), [&id(1)]);
+    assert_eq!(listed.iter().map(|volume| &volume.id).collect::<Vec<_>>(), [&StoredId::from(id(1))]);
 }

@@ -1,14 +1,15 @@
 //! Snapshots, restores and clones.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_snapshot_content, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
     BEING_DELETED, CONTENT_FINALIZER, Deps, ProvisionerConfig, RunError, SELECTED_NODE, SnapshotStore as _,
-    StepMoment, VolumeStep, VolumeStore as _,
+    StepMoment, VolumeKind, VolumeMetrics, VolumeStep, VolumeStore as _, adopted_snapshot,
 };
 use serde_json::{Value, json};
 
@@ -94,6 +95,52 @@ async fn a_snapshot_is_taken_reported_restored_and_deleted() {
     assert_eq!(node.store.usage(&id(2)).await.expect("a volume").usage, USAGE, "it survives the snapshot");
     let patches = api.request_count(RequestVerb::Patch, ObjectKind::SnapshotContent);
     assert_eq!(patches, 3, "one for its status, two for its deletion");
+}
+
+/// Records the last number of orphaned snapshots.
+#[derive(Debug, Default)]
+struct OrphanedSnapshots(AtomicUsize);
+
+impl VolumeMetrics for OrphanedSnapshots {
+    fn record_provision(&self, _: &str, _: Duration, _: bool) {}
+
+    fn record_delete(&self, _: &str, _: Duration, _: bool) {}
+
+    fn set_orphaned_snapshots(&self, snapshots: usize) {
+        self.0.store(snapshots, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_no_content_names_is_counted_until_it_is_adopted_or_removed() {
+    let (api, store, meter) = (test_api(), MemStore::default(), Arc::<OrphanedSnapshots>::default());
+    let deps = Deps { metrics: meter.clone(), ..test_deps(&api, &store) };
+    let _node = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, Some(&store)).await;
+    let counted = async || {
+        advance_time(600).await;
+        meter.0.load(Ordering::SeqCst)
+    };
+    api.create_claim(1, json!({}));
+    wait_bound(&api, "claim-1").await;
+    create_snapshot(&api, json!({ "spec": { "deletionPolicy": "Retain" } }));
+    wait_ready(&api).await;
+    assert_eq!(counted().await, 0);
+    delete_snapshot(&api);
+    wait_content_gone(&api).await;
+    assert_eq!(counted().await, 1, "its content is deleted and its data are not");
+    assert_eq!(store.list_snapshots().await.expect("a list"), [snapshot_id(1)], "nothing removes it");
+
+    let [content, _] =
+        adopted_snapshot(&sample_identity(NODE), &snapshot_id(1), VolumeKind::Directory, "default");
+    let name = content["metadata"]["name"].as_str().expect("a name").to_owned();
+    api.create_object(ObjectKind::SnapshotContent, content);
+    let adopted = || api.get_object(ObjectKind::SnapshotContent, &name).unwrap_or_default();
+    wait_until(&api, |_| adopted()["status"]["readyToUse"] == true).await;
+    assert_eq!(counted().await, 0, "it is adopted");
+    api.delete_object(ObjectKind::SnapshotContent, &name);
+    assert_eq!(counted().await, 1, "no deletion of an adopted content removes it");
+    store.remove_snapshot(&snapshot_id(1)).await.expect("removed");
+    assert_eq!(counted().await, 0, "an operator has removed it");
 }
 
 #[tokio::test(start_paused = true)]
