@@ -91,7 +91,9 @@ impl QuotaSetter for MemQuota {
         change: QuotaChange,
     ) -> Result<(QuotaStatus, TreeSummary), Error> {
         // Its usage is that of the tree, with the entries that were there before.
-        Ok((self.0.set_limits(dir, change, NonEmptyPolicy::Accept)?, TreeSummary::default()))
+        let status = self.0.set_limits(dir, change, NonEmptyPolicy::Accept)?;
+        self.0.forget_previous_project(dir)?;
+        Ok((status, TreeSummary::default()))
     }
 
     fn release_project(&self, project: ProjectId) -> Result<(), Error> {

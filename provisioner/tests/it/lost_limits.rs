@@ -39,7 +39,9 @@ async fn a_directory_with_a_file_named_image_stays_a_directory_whatever_limits_i
     assert!(matches!(opened, OpenVolume::Directory(_)));
     let attempts = store.wait_for_publish().await;
     assert_eq!((attempts.restored, attempts.has_failed), ([(id(1), 0)].into(), false));
-    assert_eq!(store.usage(&id(1)).await.expect("a directory").limits, DEFAULT);
+    let found = store.find_limits(&id(1), false).await.expect("readable").expect("they can be lost");
+    assert_eq!((found.limits, found.is_own), (DEFAULT, true));
+    store.usage(&id(1)).await.expect("a directory");
 }
 
 #[tokio::test]
