@@ -88,10 +88,9 @@ impl StoreProber {
     async fn check_formats(&self) {
         let mut missing = BTreeMap::new();
         for format in ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some()) {
-            match timeout(PROBE_TIMEOUT, self.store.check_format(format)).await {
-                Ok(Err(error)) => drop(missing.insert(format, format_chain(&error))),
-                // A system that is slow lacks nothing.
-                Ok(Ok(())) | Err(_) => {}
+            // A system that is slow lacks nothing.
+            if let Ok(Err(error)) = timeout(PROBE_TIMEOUT, self.store.check_format(format)).await {
+                missing.insert(format, format_chain(&error));
             }
         }
         for (format, why) in &missing {
