@@ -84,7 +84,8 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
         let hint = || if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
         // The required images may be there, and others not.
-        let problem = counted.problem().map(|problem| HealthCondition::problem(DN, problem));
+        let problem = node.runnable(DN).and_then(|_| counted.problem());
+        let problem = problem.map(|problem| HealthCondition::problem(DN, problem));
         node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
     });
     Some(preseed)
