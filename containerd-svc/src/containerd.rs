@@ -15,7 +15,7 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::namespaces_client::NamespacesClient;
 use containerd_client::services::v1::version_client::VersionClient;
 use containerd_client::services::v1::{
-    InfoRequest, ListImagesRequest, ListNamespacesRequest, ReadContentRequest,
+    DeleteContentRequest, InfoRequest, ListImagesRequest, ListNamespacesRequest, ReadContentRequest,
 };
 use containerd_client::types;
 use tonic::transport::Channel;
@@ -135,6 +135,11 @@ fn has_code(status: &Status, code: Code) -> bool {
     status.code() == code
 }
 
+/// Returns whether a read has failed because of the file, and not of the connection.
+fn is_unreadable(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::OutOfRange | Code::DataLoss | Code::Unknown)
+}
+
 /// The kernel's messages for ENOSPC and EDQUOT.
 ///
 /// *Source:* Go's `syscall`, `zerrors_linux_*.go`.
@@ -179,6 +184,7 @@ impl ContainerdImages {
         ContentClient::new(self.channel.clone())
     }
 
+    /// See [`ImageStore::content_size`].
     async fn stat_content(
         &self,
         namespace: &Namespace,
@@ -189,11 +195,47 @@ impl ContainerdImages {
         match self.content_client().info(request).await {
             Ok(answer) => {
                 let info = answer.into_inner().info.unwrap_or_default();
-                Ok(Some(info.size.try_into().map_err(|_| to_error("negative size".into()))?))
+                let size = info.size.try_into().map_err(|_| to_error("negative size".into()))?;
+                let is_readable = self.has_last_byte(namespace, digest, size).await;
+                Ok(is_readable.map_err(|status| to_error(status.into()))?.then_some(size))
             }
             Err(status) if has_code(&status, Code::NotFound) => Ok(None),
             Err(status) => Err(to_error(status.into())),
         }
+    }
+
+    /// Returns whether the file of some content has this size: containerd knows sizes from its database alone, also those
+    /// of files that a power cut has taken away or truncated.
+    async fn has_last_byte(&self, namespace: &Namespace, digest: &Digest, size: u64) -> Result<bool, Status> {
+        // containerd returns an error for reading empty content.
+        let Some(last) = size.checked_sub(1) else { return Ok(true) };
+        let request = ReadContentRequest { digest: digest.to_string(), offset: last.cast_signed(), size: 1 };
+        let read = async {
+            let mut parts =
+                self.content_client().read(namespaced_request(request, namespace, None)).await?.into_inner();
+            Ok(parts.message().await?.is_some_and(|part| !part.data.is_empty()))
+        };
+        match read.await {
+            Err(status) if is_unreadable(&status) => Ok(false),
+            read => read,
+        }
+    }
+
+    /// Removes content whose file is damaged, with its records in all namespaces: only then does containerd write it anew.
+    /// What only this content has referred to is removed as well, unless a lease holds it.
+    async fn discard_content(&self, namespace: &Namespace, digest: &Digest) -> Result<(), ImageStoreError> {
+        tracing::warn!("content {digest} in containerd is damaged: writing it again");
+        for namespace in self.list_namespaces().await? {
+            let request = DeleteContentRequest { digest: digest.to_string() };
+            match self.content_client().delete(namespaced_request(request, &namespace, None)).await {
+                Err(status) if !has_code(&status, Code::NotFound) => {
+                    return Err(ImageStoreError::ReadContent { digest: *digest, source: status.into() });
+                }
+                _ => {}
+            }
+        }
+        // The end of a lease collects garbage at once, and with it the file.
+        Box::new(ContainerdImport::begin(self.clone(), namespace.clone()).await?).finish().await
     }
 }
 

@@ -21,7 +21,8 @@ pub type ErrorSource = Box<dyn Error + Send + Sync>;
 /// - **Lifetime.** Content exists as long as the session that wrote it or found it already present; after
 ///   that, as long as a listed image refers to it. An image refers to its target, and content to the digests
 ///   in its labels `containerd.io/gc.ref.content.*`. Other content may be removed at any time.
-/// - **Verification.** Content matches its digest: readers need not verify it again.
+/// - **Verification.** Content matches its digest when it is committed. Content that a disk has damaged later does not
+///   exist, as far as that is seen: files that are gone or truncated, and documents with other bytes.
 /// - **Free space.** A session with a [disk](ImportSession::disk_space) reports what is left of it above its
 ///   reserve; an import that would need more stops before it writes.
 /// - **Idempotence.** Existing content and images are a success.
@@ -43,7 +44,7 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
     /// [`ImageStoreError::ListImages`]; a retry can help.
     async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError>;
 
-    /// The size of some content in bytes; `None` if it does not exist.
+    /// The size of some content in bytes; `None` if it does not exist, or its file is gone or truncated.
     ///
     /// # Errors
     /// [`ImageStoreError::ReadContent`]; a retry can help.
@@ -87,7 +88,7 @@ pub struct IncomingBlob {
 #[async_trait]
 pub trait ImportSession: Send + Sync + fmt::Debug {
     /// Opens a writer for a blob; `None` if the content already exists, and the session then keeps it as if
-    /// written.
+    /// written. Content that is seen to be damaged is replaced.
     ///
     /// # Errors
     /// [`ImageStoreError::WriteContent`] or [`ImageStoreError::NoSpace`]; a retry can help.

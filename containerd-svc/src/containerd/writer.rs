@@ -12,10 +12,13 @@ use tonic::{Code, Status, Streaming};
 use super::import::ImportLease;
 use super::{has_code, store_error};
 use crate::Digest;
-use crate::store::{BlobWriter, ImageStoreError, IncomingBlob};
+use crate::store::{BlobWriter, ImageStore as _, ImageStoreError, IncomingBlob};
 
 /// Maximum number of unanswered chunks: containerd answers each one, and blocks if its answers are not read.
 const MAX_UNANSWERED: usize = 4;
+
+/// The size up to which existing content is compared with its digest: that of all documents.
+const VERIFIED_BYTES: u64 = 4 << 20;
 
 pub(super) struct ContentWriter {
     lease: Arc<ImportLease>,
@@ -39,16 +42,28 @@ impl std::fmt::Debug for ContentWriter {
 }
 
 impl ContentWriter {
-    /// `None` if containerd already has the content; the lease then keeps it.
+    /// `None` if containerd already has the content; the lease then keeps it. Damaged content is discarded, and written
+    /// again.
     pub(super) async fn open(
         lease: &Arc<ImportLease>,
         incoming: &IncomingBlob,
     ) -> Result<Option<Self>, ImageStoreError> {
         match Self::open_stream(lease, incoming).await {
-            Ok(writer) => Ok(writer),
-            Err(status) if has_code(&status, Code::AlreadyExists) => Ok(None),
-            Err(status) => Err(write_error(incoming, status)),
+            Err(status) if has_code(&status, Code::AlreadyExists) => {}
+            opened => return opened.map_err(|status| write_error(incoming, status)),
         }
+        let Some(digest) = &incoming.digest else { return Ok(None) };
+        let (images, namespace) = (&lease.images, &lease.namespace);
+        // A document is compared with its digest; of a large layer, that would take as long as to write it.
+        let is_intact = match incoming.size <= VERIFIED_BYTES {
+            true => images.read_content(namespace, digest, incoming.size).await?.is_some(),
+            false => images.stat_content(namespace, digest).await? == Some(incoming.size),
+        };
+        if is_intact {
+            return Ok(None);
+        }
+        images.discard_content(namespace, digest).await?;
+        Self::open_stream(lease, incoming).await.map_err(|status| write_error(incoming, status))
     }
 
     async fn open_stream(lease: &Arc<ImportLease>, incoming: &IncomingBlob) -> Result<Option<Self>, Status> {
@@ -60,6 +75,10 @@ impl ContentWriter {
         let stream = lease.leased_request(ReceiverStream::new(requests));
         let mut from = lease.images.content_client().write(stream).await?.into_inner();
         let status = from.message().await?.ok_or_else(|| Status::unknown("no response from containerd"))?;
+        // Another namespace has it, and not all of it.
+        if status.offset > 0 && u64::try_from(status.offset) != Ok(incoming.size) {
+            return Err(Status::already_exists("content of another size"));
+        }
         let (lease, incoming) = (Arc::clone(lease), incoming.clone());
         let (offset, unanswered) = (0, 0);
         let mut writer =

@@ -68,6 +68,60 @@ async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(
     daemon.stop().await;
 }
 
+/// As a power cut leaves them: containerd's database has what its disk has not.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn files_of_content_that_are_deleted_or_truncated_are_written_again(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let daemon = Setup::new(release).start().await;
+    daemon.put_bundle("busybox.tar", &busybox_archive(BuiltArchiveFormat::OciLayout).to_tar());
+    // Another namespace has the same content, and a database row for each file of it.
+    let other = daemon.path("preseed/other");
+    fs::create_dir_all(&other).unwrap();
+    fs::copy(daemon.bundle_path("busybox.tar"), other.join("busybox.tar")).unwrap();
+    let (preseed, images) = (daemon.preseed(), daemon.images().await);
+    preseed.run(&images).await.unwrap();
+    let blobs = daemon.layout.root_dir().join("io.containerd.content.v1.content/blobs/sha256");
+    let mut damaged = 0;
+    for number in 0..3 {
+        for damage in ["deleted", "truncated", "emptied", "flipped"] {
+            let mut files: Vec<_> =
+                fs::read_dir(&blobs).unwrap().map(|entry| entry.unwrap().path()).collect();
+            files.sort();
+            assert_eq!(files.len(), 3, "manifest, configuration, layer");
+            let (file, mut content) = (&files[number], fs::read(&files[number]).unwrap());
+            // Only documents are read on each pass, so that only there a flipped bit is seen.
+            if damage == "flipped" && content.len() > 10_000 {
+                continue;
+            }
+            fs::remove_file(file).unwrap();
+            match damage {
+                "truncated" => fs::write(file, &content[..content.len() / 2]).unwrap(),
+                "emptied" => fs::write(file, b"").unwrap(),
+                "flipped" => {
+                    content[20] ^= 1;
+                    fs::write(file, &content).unwrap();
+                    content[20] ^= 1;
+                }
+                _ => {}
+            }
+            let report = preseed.run(&images).await.unwrap();
+            assert!(report.failures().is_empty(), "{damage} {file:?}: {report:?}");
+            assert_eq!(fs::read(file).unwrap(), content, "{damage} {file:?}");
+            damaged += 1;
+            let again = preseed.run(&images).await.unwrap();
+            let is_unchanged = |outcome: &BundleOutcome| matches!(outcome, BundleOutcome::Unchanged { .. });
+            assert!(again.outcomes.iter().all(is_unchanged), "{damage} {file:?}: {again:?}");
+        }
+    }
+    assert_eq!(damaged, 11);
+    assert_eq!(daemon.run_echo("localhost/busybox:1", "running"), "running\n");
+    assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");
+    daemon.stop().await;
+}
+
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
