@@ -211,18 +211,18 @@ impl Bundle {
 
     /// Returns whether a fault has left out images of the bundle that these belong to.
     pub(crate) fn has_left_out(&self, images: &[Image]) -> bool {
-        self.own_marks(images).iter().any(|mark| mark.left_out > 0)
+        self.own_marks(images.iter()).iter().any(|mark| mark.left_out > 0)
     }
 
     /// The marks of this very file on the images that it brings, without those that are copies. Marks without
     /// names count only while none has one: an import gives a name to each.
-    fn own_marks(&self, images: &[Image]) -> Vec<BundleMark> {
+    fn own_marks<'i>(&self, images: impl Iterator<Item = &'i Image>) -> Vec<BundleMark> {
         let key = self.label_key();
         let own = |image: &Image| {
             let mark: BundleMark = image.labels.get(&key)?.parse().ok()?;
             (mark.fingerprint == self.fingerprint && !mark.is_copied_to(&image.name)).then_some(mark)
         };
-        let mut marks: Vec<_> = images.iter().filter_map(own).collect();
+        let mut marks: Vec<_> = images.filter_map(own).collect();
         let has_names = marks.iter().any(|mark| mark.image.is_some());
         marks.retain(|mark| mark.image.is_some() || !has_names);
         marks
@@ -245,10 +245,19 @@ pub fn plan_preseed(
     // Where a namespace has both, the listed images replace the empty list: the last entry wins.
     let namespaces: BTreeMap<&Namespace, &[Image]> = unlisted.chain(listed).collect();
     for (namespace, images) in namespaces {
-        let files = BundleFiles::new(wanted, namespace, images, unpack);
-        let changes: Vec<_> = images.iter().map(|image| files.plan_image(image, images)).collect();
+        let files = BundleFiles::new(wanted, namespace, images, unpack, |_| true);
+        let targets: BTreeMap<_, _> =
+            images.iter().rev().map(|image| (image.target.digest, &image.target)).collect();
+        let changes: Vec<_> = images.iter().map(|image| files.plan_image(image, &targets)).collect();
+        let mut owned: BTreeMap<&str, Vec<(&Image, &PlannedImage)>> = BTreeMap::new();
+        for (image, planned) in images.iter().zip(&changes) {
+            if let Some((file, _)) = &planned.owner {
+                owned.entry(file).or_default().push((image, planned));
+            }
+        }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
-            plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, images, &changes)));
+            let owned = owned.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
+            plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, owned)));
         }
         let change = |(kind, image)| ImageUpdate { namespace: namespace.clone(), kind, image };
         plan.images.extend(changes.into_iter().filter_map(|planned| planned.change).map(change));
@@ -263,8 +272,10 @@ pub(crate) fn find_name_owner<'a>(
     images: &'a [Image],
     name: &str,
 ) -> Option<&'a Image> {
-    let files = BundleFiles::new(wanted, &bundle.namespace, images, false);
     let image = images.iter().find(|image| image.name == name)?;
+    // Only the files that the image has marks of, since this is asked for each name.
+    let is_marked = |bundle: &Bundle| image.labels.contains_key(&bundle.label_key());
+    let files = BundleFiles::new(wanted, &bundle.namespace, images, false, is_marked);
     let (owner, _) = files.live_marks(image).into_iter().next()?;
     (owner < bundle.file.as_str()).then_some(image)
 }
@@ -299,12 +310,29 @@ struct PlannedImage {
 }
 
 impl<'a> BundleFiles<'a> {
-    fn new(wanted: &'a WantedBundles, namespace: &Namespace, images: &[Image], unpack: bool) -> Self {
+    /// The files of these bundles, and those that can't be read.
+    fn new(
+        wanted: &'a WantedBundles,
+        namespace: &Namespace,
+        images: &[Image],
+        unpack: bool,
+        is_included: impl Fn(&Bundle) -> bool,
+    ) -> Self {
         let unreadable = wanted.unreadable.iter().filter(|(of, _)| of == namespace);
         let pending = |file: &'a Option<String>| Some((file.as_deref()?, BundleFileState::Pending(None)));
         let mut files: BTreeMap<_, _> = unreadable.clone().filter_map(|(_, file)| pending(file)).collect();
+        // Looked up for each bundle, of which there may be as many as images.
+        let mut marked: BTreeMap<&str, Vec<&Image>> = BTreeMap::new();
+        for image in images {
+            for file in image.labels.keys().filter_map(|key| key.strip_prefix(BUNDLE_LABEL_PREFIX)) {
+                marked.entry(file).or_default().push(image);
+            }
+        }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
-            files.insert(&bundle.file, BundleFileState::of_bundle(bundle, images, unpack));
+            if is_included(bundle) {
+                let marked = marked.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
+                files.insert(&bundle.file, BundleFileState::of_bundle(bundle, marked, unpack));
+            }
         }
         let is_listed = wanted.listed.contains(namespace);
         Self { files, is_unreadable: !is_listed || unreadable.clone().any(|(_, file)| file.is_none()) }
@@ -335,7 +363,8 @@ impl<'a> BundleFiles<'a> {
         marks.collect()
     }
 
-    fn plan_image(&self, image: &Image, images: &[Image]) -> PlannedImage {
+    /// The targets are those that the store has.
+    fn plan_image(&self, image: &Image, targets: &BTreeMap<Digest, &Descriptor>) -> PlannedImage {
         let live = self.live_marks(image);
         let is_dead = |key: &&String| {
             let file = key.strip_prefix(BUNDLE_LABEL_PREFIX);
@@ -357,9 +386,9 @@ impl<'a> BundleFiles<'a> {
             && *target != image.target.digest
         {
             // Another image has the same target, so its content exists; otherwise the bundle has to be read.
-            match images.iter().find(|other| other.target.digest == *target) {
+            match targets.get(target) {
                 Some(other) => {
-                    changed.target = Descriptor::clone(&other.target);
+                    changed.target = Descriptor::clone(other);
                     kind = Some(ImageUpdateKind::Repoint);
                 }
                 None => is_present = false,
@@ -368,26 +397,25 @@ impl<'a> BundleFiles<'a> {
         PlannedImage { change: kind.map(|kind| (kind, changed)), owner, is_present }
     }
 
-    fn plan_bundle(&self, bundle: &Bundle, images: &[Image], planned: &[PlannedImage]) -> BundleAction {
+    /// The images are those whose names the bundle owns.
+    fn plan_bundle(&self, bundle: &Bundle, owned: &[(&Image, &PlannedImage)]) -> BundleAction {
         if let Some(BundleFileState::Pending(Some(reason))) = self.files.get(bundle.file.as_str()) {
             return BundleAction::Import(*reason);
         }
-        let is_owned =
-            |planned: &PlannedImage| planned.owner.as_ref().is_some_and(|(file, _)| *file == bundle.file);
-        let owned: Vec<_> = images.iter().zip(planned).filter(|(_, planned)| is_owned(planned)).collect();
         if owned.iter().any(|(_, planned)| !planned.is_present) {
             return BundleAction::Import(ImportReason::Incomplete);
         }
-        let after = |(image, planned): (&Image, &PlannedImage)| {
-            planned.change.as_ref().map_or_else(|| image.clone(), |(_, after)| after.clone())
+        let after = |(image, planned): &(&Image, &PlannedImage)| {
+            planned.change.as_ref().map_or_else(|| Image::clone(image), |(_, after)| after.clone())
         };
-        BundleAction::Verify(owned.into_iter().map(after).collect())
+        BundleAction::Verify(owned.iter().map(after).collect())
     }
 }
 
 impl BundleFileState {
-    fn of_bundle(bundle: &Bundle, images: &[Image], unpack: bool) -> Self {
-        let marks = bundle.own_marks(images);
+    /// The images are those with a mark of the file.
+    fn of_bundle(bundle: &Bundle, images: &[&Image], unpack: bool) -> Self {
+        let marks = bundle.own_marks(images.iter().copied());
         let key = bundle.label_key();
         let reason = if marks.is_empty() {
             let texts: Vec<_> = images.iter().filter_map(|image| image.labels.get(&key)).collect();

@@ -307,6 +307,22 @@ fn reconcile_in_model(bundles: &BTreeMap<u8, ModelBundle>, images: &mut Vec<Imag
     }
 }
 
+/// Planning that is quadratic takes minutes here.
+#[test]
+fn ten_thousand_bundles_are_planned() {
+    let bundles: Vec<_> = (0..10_000).map(|number| test_bundle(&format!("{number}.tar"), "1")).collect();
+    let name = |number: usize| format!("localhost/{number}:1");
+    let image = |(number, bundle): (usize, &Bundle)| {
+        marked_image(&name(number), &name(number), &[(bundle, 1, &name(number))])
+    };
+    let images: Vec<_> = bundles.iter().enumerate().map(image).collect();
+    let planned = plan(&bundles.iter().collect::<Vec<_>>(), &images);
+    assert_eq!(planned.images, []);
+    for ((_, action), image) in planned.bundles.iter().zip(&images) {
+        assert_eq!(*action, BundleAction::Verify(vec![image.clone()]));
+    }
+}
+
 proptest! {
     /// After any changes of the directory: each name has the target of the first bundle that brings it, the
     /// others are unpinned, nothing is removed, and a second pass does nothing.
