@@ -21,6 +21,7 @@ use containerd_client::types;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::digest::DigestHasher;
 use crate::image::{Descriptor, Image};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
 use crate::{Digest, DiskReserve, DiskSpace, Namespace};
@@ -38,6 +39,8 @@ pub struct ContainerdImages {
     snapshotter_name: String,
     /// A directory on the disk of the content, and what stays free there.
     disk: Option<(PathBuf, DiskReserve)>,
+    /// True if an import compares existing layers with their digests, too.
+    verifies_layers: bool,
     /// Makes the lease ids of one process unique.
     import_count: Arc<AtomicU64>,
 }
@@ -63,13 +66,27 @@ impl ContainerdImages {
         };
         let channel = containerd_client::connect(socket).await.map_err(failed)?;
         let snapshotter_name = DEFAULT_SNAPSHOTTER.to_owned();
-        Ok(Self { channel, snapshotter_name, disk: None, import_count: Arc::default() })
+        Ok(Self {
+            channel,
+            snapshotter_name,
+            disk: None,
+            verifies_layers: false,
+            import_count: Arc::default(),
+        })
     }
 
     /// Sets the snapshotter that layers are unpacked into. Default: `overlayfs`.
     #[must_use]
     pub fn with_snapshotter(mut self, snapshotter: impl Into<String>) -> Self {
         self.snapshotter_name = snapshotter.into();
+        self
+    }
+
+    /// Compares each layer that an import finds already present with its digest, and replaces a damaged one. That takes as
+    /// long as to read it. Default: only that its file has its size.
+    #[must_use]
+    pub fn with_layer_verification(mut self) -> Self {
+        self.verifies_layers = true;
         self
     }
 
@@ -219,6 +236,27 @@ impl ContainerdImages {
             Err(status) if is_unreadable(&status) => Ok(false),
             read => read,
         }
+    }
+
+    /// Returns whether some content of this size matches its digest.
+    async fn matches_digest(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<bool, ImageStoreError> {
+        if self.stat_content(namespace, digest).await? != Some(size) {
+            return Ok(false);
+        }
+        let to_error =
+            |status: Status| ImageStoreError::ReadContent { digest: *digest, source: status.into() };
+        let request = ReadContentRequest { digest: digest.to_string(), offset: 0, size: size.cast_signed() };
+        let answer = self.content_client().read(namespaced_request(request, namespace, None)).await;
+        let (mut parts, mut hasher) = (answer.map_err(to_error)?.into_inner(), DigestHasher::default());
+        while let Some(part) = parts.message().await.map_err(to_error)? {
+            hasher.update(&part.data);
+        }
+        Ok(hasher.finish() == *digest)
     }
 
     /// Removes content whose file is damaged, with its records in all namespaces: only then does containerd write it anew.

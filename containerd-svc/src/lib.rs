@@ -52,7 +52,8 @@
 //!   signature, another platform), is left out by name, and does not affect the other images of its bundle.
 //! - Content counts as present if its file can be read to its end, and a document if it matches its digest:
 //!   containerd knows content from its database alone, also what a power cut has damaged. Damaged content is
-//!   written again. Other bytes in a layer, and the files of snapshots, are not looked at.
+//!   written again. Other bytes in a layer are found by an import with `with_layer_verification`
+//!   alone, and the files of snapshots are not looked at.
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
 //!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
 //!   image that no bundle brings any more loses its marks and its pin; it is not removed.

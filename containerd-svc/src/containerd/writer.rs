@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 use super::import::ImportLease;
 use super::{has_code, store_error};
 use crate::Digest;
-use crate::store::{BlobWriter, ImageStore as _, ImageStoreError, IncomingBlob};
+use crate::store::{BlobWriter, ImageStoreError, IncomingBlob};
 
 /// Maximum number of unanswered chunks: containerd answers each one, and blocks if its answers are not read.
 const MAX_UNANSWERED: usize = 4;
@@ -54,9 +54,10 @@ impl ContentWriter {
         }
         let Some(digest) = &incoming.digest else { return Ok(None) };
         let (images, namespace) = (&lease.images, &lease.namespace);
-        // A document is compared with its digest; of a large layer, that would take as long as to write it.
-        let is_intact = match incoming.size <= VERIFIED_BYTES {
-            true => images.read_content(namespace, digest, incoming.size).await?.is_some(),
+        // A document is always compared with its digest; of a large layer, that would take as long as to write it.
+        let is_compared = incoming.size > 0 && (images.verifies_layers || incoming.size <= VERIFIED_BYTES);
+        let is_intact = match is_compared {
+            true => images.matches_digest(namespace, digest, incoming.size).await?,
             false => images.stat_content(namespace, digest).await? == Some(incoming.size),
         };
         if is_intact {

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
-use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _};
+use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _, import_archive};
 use rstest::rstest;
 
 use crate::cri::{CriClient, POD_IMAGE};
 use crate::harness::Release::{self, Debian, Newest};
-use crate::harness::{PRESEED, Setup, busybox_layer, namespace, pod_image};
+use crate::harness::{PRESEED, Setup, busybox_layer, namespace, noise_layer, pod_image};
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,6 +117,21 @@ async fn files_of_content_that_are_deleted_or_truncated_are_written_again(
         }
     }
     assert_eq!(damaged, 11);
+    // An import on request compares large layers, too.
+    daemon.put_image("large.tar", "localhost/large:1", &noise_layer(5_000_000));
+    preseed.run(&images).await.unwrap();
+    let largest = |file: &std::path::PathBuf| fs::metadata(file).unwrap().len();
+    let files = fs::read_dir(&blobs).unwrap().map(|entry| entry.unwrap().path());
+    let layer = files.max_by_key(largest).unwrap();
+    let content = fs::read(&layer).unwrap();
+    let mut flipped = content.clone();
+    flipped[100_000] ^= 1;
+    fs::remove_file(&layer).unwrap();
+    fs::write(&layer, flipped).unwrap();
+    let bundle = daemon.bundle_path("large.tar");
+    let file = fs::File::open(&bundle).unwrap();
+    import_archive(&images.clone().with_layer_verification(), &namespace(), &bundle, file).await.unwrap();
+    assert!(fs::read(&layer).unwrap() == content, "the layer is written again");
     assert_eq!(daemon.run_echo("localhost/busybox:1", "running"), "running\n");
     assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");
     daemon.stop().await;

@@ -73,7 +73,8 @@ pub(crate) async fn import_images(
     // A file on a slow disk would block the thread of all calls.
     let file = spawn_blocking(move || open_archive(&opened)).await;
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
-    let store = connect_store(images).await?;
+    // An operator may import an archive again because its image is damaged.
+    let store = connect_store(images).await?.with_layer_verification();
     let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
     let imported = imported.map_err(|error| {
         // A retryable error is one of containerd. Any other is one of the archive, which the caller can correct.
