@@ -85,6 +85,51 @@ pub enum ConsensusError {
         /// The certificate's file.
         certificate: PathBuf,
     },
+    /// An older etcd than the one that has written the data: it would damage it. Nothing was started or changed.
+    #[error(
+        "can't start etcd {version} ({}): {} was written by etcd {written}, and etcd can't go back; set \
+         `services.etcd.binary` to an etcd {written}",
+        .binary.display(), .directory.display()
+    )]
+    EtcdDowngrade {
+        /// The program.
+        binary: PathBuf,
+        /// Its minor release.
+        version: String,
+        /// The data directory.
+        directory: PathBuf,
+        /// The minor release that has written the data.
+        written: String,
+    },
+    /// An etcd more than one minor release newer than the data. Nothing was started or changed.
+    #[error(
+        "can't start etcd {version} ({}): {} was written by etcd {written}, and etcd upgrades by one minor \
+         release at a time; set `services.etcd.binary` to an etcd {next} first",
+        .binary.display(), .directory.display()
+    )]
+    EtcdUpgradeTooFar {
+        /// The program.
+        binary: PathBuf,
+        /// Its minor release.
+        version: String,
+        /// The data directory.
+        directory: PathBuf,
+        /// The minor release that has written the data.
+        written: String,
+        /// The minor release that may start with it.
+        next: String,
+    },
+    /// The program did not print its version in time, and its data needs a certain one. Nothing was started.
+    #[error(
+        "can't start {}: `{} --version` does not print the version of an etcd, and the data needs an etcd {data}",
+        .binary.display(), .binary.display()
+    )]
+    EtcdVersionUnknown {
+        /// The program.
+        binary: PathBuf,
+        /// The minor release that has written the data.
+        data: String,
+    },
     /// The cluster that the member was to join does not list it: add it, or start the node at the address
     /// that was added.
     #[error(

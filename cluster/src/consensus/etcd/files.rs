@@ -9,6 +9,7 @@ use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 use zeroize::Zeroizing;
 
 use super::join_claim::{JoinClaim, JoinQuestion};
+use super::version::{self, EtcdVersion};
 use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
 use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
 
@@ -21,6 +22,8 @@ nodekeel_localstorage::layout! {
         pub(super) client: PkiDir = "client_pki", 0o700;
         /// This host's claim to the member as which it joins.
         pub(super) join_claim: LayoutFile = "join_claim", 0o400;
+        /// The version of the etcd that was started last with the data: `3.4` and a line feed.
+        pub(super) etcd_version: LayoutFile = "etcd_version", 0o400;
     }
 }
 
@@ -178,6 +181,16 @@ pub(super) fn discard_unsaved_cluster(files: &EtcdDir) -> Result<(), ConsensusEr
     discarded
         .map(drop)
         .map_err(|error| ConsensusError::backend("remove the data of an unfinished cluster")(error))
+}
+
+/// Checks that etcd of this version may start with the data, and records it.
+pub(super) fn check_version(
+    files: &EtcdDir,
+    binary: &Path,
+    version: Option<EtcdVersion>,
+) -> Result<(), ConsensusError> {
+    let record = pki_dirs(files)?.etcd_version;
+    version::check_version(files, &record, binary, version, has_data(files)?)
 }
 
 /// Removes the saved CA from the disk. The key first: without it, the rest is known to be left over.

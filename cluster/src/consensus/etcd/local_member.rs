@@ -2,26 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use nodekeel_localstorage::tree::EtcdDir;
 use nodekeel_supervisor::process::{Process, Readiness};
 
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
-
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
+use super::version::EtcdVersion;
 use crate::consensus::{MemberName, Peer, PeerUrl};
 
 /// The variables of a flag that has one name until 3.5, and the other from 3.6 on: with it, a connecting member
 /// needs no certificate for its address.
 const SKIP_SAN_VARIABLES: [&str; 2] =
     ["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"];
-
-/// The time that a program may take to print its version.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This node's member, as one run of it starts.
 #[derive(Clone, Copy, Debug)]
@@ -49,10 +42,9 @@ impl LocalMember<'_> {
     }
 
     /// etcd as a member. It signals ready when it has joined its cluster, even as a learner.
-    pub(super) async fn member_process(&self, initial: &InitialCluster) -> Process {
+    pub(super) fn member_process(&self, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
         let list = self.files.peer_crl.path();
-        self.process(self.files.peer_pki.ca.path(), initial)
-            .await
+        self.process(self.files.peer_pki.ca.path(), initial, version)
             .arg("--client-crl-file")
             .arg(list)
             .arg("--peer-crl-file")
@@ -63,12 +55,12 @@ impl LocalMember<'_> {
 
     /// etcd with its data, which talks to the holder of this certificate alone, and checks no list of revoked
     /// ones.
-    pub(super) async fn isolated_process(&self, trusted: &Path) -> Process {
-        self.process(trusted, &InitialCluster::FromData).await
+    pub(super) fn isolated_process(&self, trusted: &Path, version: Option<EtcdVersion>) -> Process {
+        self.process(trusted, &InitialCluster::FromData, version)
     }
 
     /// The common part. It trusts those that this certificate has issued, or its holder.
-    async fn process(&self, trusted: &Path, initial: &InitialCluster) -> Process {
+    fn process(&self, trusted: &Path, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
         let LocalMember { config, files, name, .. } = self;
         let (peer, client) = (self.peer_url(), format!("https://{}", self.client_socket()));
         let pki = &files.peer_pki;
@@ -86,7 +78,7 @@ impl LocalMember<'_> {
             .args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"])
             // A connecting member has a certificate of this CA, and may have a new address: it can be certified
             // for that only once it takes part. etcd exits on an unknown flag, but not on an unknown variable.
-            .envs(skip_san_variables(&config.binary).await.iter().map(|variable| (variable, "true")))
+            .envs(skip_san_variables(version).iter().map(|variable| (variable, "true")))
             // A member that was cut off asks before it campaigns, so that its return deposes no leader. From 3.5
             // on this is the default.
             .arg("--pre-vote")
@@ -123,30 +115,14 @@ fn initial_cluster_args(name: &MemberName, peer: &PeerUrl, initial: &InitialClus
     args
 }
 
-/// The variables to set for this program, so that it knows each of them: etcd warns about an unknown variable. All
-/// of them if its version is unknown.
-async fn skip_san_variables(binary: &Path) -> &'static [&'static str] {
-    let mut command = Command::new(binary);
-    // etcd reads flags from `ETCD_` variables, too: those of this process must not reach it.
-    command.arg("--version").env_clear().stdin(Stdio::null()).stderr(Stdio::null());
-    let printed = timeout(VERSION_TIMEOUT, spawn_blocking(move || command.output())).await;
-    let printed = printed.ok().and_then(Result::ok).and_then(Result::ok).map(|output| output.stdout);
-    variables_of(printed.as_deref().and_then(parse_version))
-}
-
-fn variables_of(version: Option<(u32, u32)>) -> &'static [&'static str] {
+/// The variables to set for etcd of this version, so that it knows each of them: it warns about an unknown variable.
+/// All of them if its version is unknown.
+fn skip_san_variables(version: Option<EtcdVersion>) -> &'static [&'static str] {
     match version {
-        Some(version) if version < (3, 6) => &SKIP_SAN_VARIABLES[..1],
+        Some(version) if version < (EtcdVersion { major: 3, minor: 6 }) => &SKIP_SAN_VARIABLES[..1],
         Some(_) => &SKIP_SAN_VARIABLES[1..],
         None => &SKIP_SAN_VARIABLES,
     }
-}
-
-/// Parses `etcd Version: 3.4.23`, the first line of `etcd --version`.
-fn parse_version(printed: &[u8]) -> Option<(u32, u32)> {
-    let version = std::str::from_utf8(printed).ok()?.strip_prefix("etcd Version: ")?;
-    let mut numbers = version.split('.');
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -155,21 +131,12 @@ mod tests {
 
     #[test]
     fn each_release_gets_the_variable_that_it_knows() {
-        let variables = |printed: &[u8]| variables_of(parse_version(printed));
+        let variables = |version| skip_san_variables(EtcdVersion::parse(version));
         let [old, new] = SKIP_SAN_VARIABLES;
-        assert_eq!(variables(b"etcd Version: 3.4.23\nGit SHA: Not provided\n"), [old]);
-        assert_eq!(variables(b"etcd Version: 3.5.21\n"), [old]);
-        assert_eq!(variables(b"etcd Version: 3.6.0-rc.1\n"), [new]);
-        assert_eq!(variables(b"etcd Version: 3.7.3\n"), [new]);
-        for unknown in [&b""[..], b"etcd Version: main", b"\xff", b"Version: 3.4.23"] {
-            assert_eq!(variables(unknown), [old, new]);
-        }
-    }
-
-    #[tokio::test]
-    async fn a_program_that_prints_no_version_gets_all_variables() {
-        for program in ["/bin/true", "/nowhere/etcd"] {
-            assert_eq!(skip_san_variables(Path::new(program)).await, SKIP_SAN_VARIABLES);
-        }
+        assert_eq!(variables("3.4.23"), [old]);
+        assert_eq!(variables("3.5.21"), [old]);
+        assert_eq!(variables("3.6.0-rc.1"), [new]);
+        assert_eq!(variables("3.7.3"), [new]);
+        assert_eq!(variables("main"), [old, new]);
     }
 }

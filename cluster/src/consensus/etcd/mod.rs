@@ -22,6 +22,7 @@
 //! cannot discover each other: readdress one at a time.
 
 mod address_change;
+mod backend;
 mod client;
 mod config;
 mod convert;
@@ -37,6 +38,7 @@ mod members;
 mod peer_client;
 mod promote;
 mod retry_pause;
+mod version;
 
 use std::sync::Arc;
 
@@ -62,6 +64,7 @@ use self::local_member::LocalMember;
 use self::members::EtcdMembers;
 use self::peer_client::PeerClient;
 use self::retry_pause::RetryPause;
+use self::version::EtcdVersion;
 use super::kv::{KeyRange, KvStore};
 use super::{
     ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
@@ -125,9 +128,10 @@ struct MemberRun<'a> {
 impl MemberRun<'_> {
     async fn run(&self, start: StartOptions) -> Result<(), Failure> {
         // The files on the disk decide how the member starts.
-        let mut prepared = self.prepare_files(start).await?;
+        let version = EtcdVersion::of_program(&self.member.config.binary).await;
+        let mut prepared = self.prepare_files(start, version).await?;
         if prepared.lacks_crl {
-            return self.restore_revocation_list(&prepared).await;
+            return self.restore_revocation_list(&prepared, version).await;
         }
         // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
         // asks its cluster.
@@ -145,7 +149,7 @@ impl MemberRun<'_> {
         };
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
-        let process = self.member.member_process(&prepared.initial_cluster).await;
+        let process = self.member.member_process(&prepared.initial_cluster, version);
         let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
         // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
@@ -160,13 +164,18 @@ impl MemberRun<'_> {
         }
     }
 
-    async fn prepare_files(&self, start: StartOptions) -> Result<PreparedFiles, ConsensusError> {
-        let files = self.member.files.clone();
+    async fn prepare_files(
+        &self,
+        start: StartOptions,
+        version: Option<EtcdVersion>,
+    ) -> Result<PreparedFiles, ConsensusError> {
+        let (files, binary) = (self.member.files.clone(), self.member.config.binary.clone());
         let prepare = move || {
             let prepared = files::prepare_files(&files, &start)?;
             if let InitialCluster::New { .. } = prepared.initial_cluster {
                 files::discard_unsaved_cluster(&files)?;
             }
+            files::check_version(&files, &binary, version)?;
             Ok(prepared)
         };
         spawn_blocking(prepare).await.map_err(ConsensusError::backend("prepare the member's files"))?
@@ -184,10 +193,14 @@ impl MemberRun<'_> {
     }
 
     /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
-    async fn restore_revocation_list(&self, prepared: &PreparedFiles) -> Result<(), Failure> {
+    async fn restore_revocation_list(
+        &self,
+        prepared: &PreparedFiles,
+        version: Option<EtcdVersion>,
+    ) -> Result<(), Failure> {
         tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
         let trusted = files::client_certificate(self.member.files, prepared)?;
-        let mut exits = self.run_etcd(self.member.isolated_process(&trusted).await)?;
+        let mut exits = self.run_etcd(self.member.isolated_process(&trusted, version))?;
         let recovery = CrlRecovery { member: self.member, credentials: prepared.own_client() };
         let list = tokio::select! {
             biased;

@@ -141,6 +141,11 @@ impl EtcdFixture {
         StartOptions::restart_member(self.name.clone(), self.address)
     }
 
+    /// Replaces the etcd that runs next.
+    pub(crate) fn install(&mut self, version: EtcdVersion) {
+        self.version = version;
+    }
+
     /// Changes the member's address.
     pub(crate) fn move_to(&mut self, address: IpAddr) {
         self.address = address;

@@ -1,5 +1,7 @@
 //! Rejected clients, and rejected starts.
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
@@ -119,5 +121,51 @@ async fn a_revoked_member_does_not_start_again(#[values(Debian, Newest)] version
     let failure = expelled.wait_failure().await;
     assert!(failure.contains("cert.pem is revoked"), "neither the member nor its client: {failure}");
     expelled.stop().await;
+    node.stop().await;
+}
+
+/// The files below a directory, with their content.
+fn content(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(content(&path));
+        } else {
+            files.insert(path.clone(), std::fs::read(path).unwrap());
+        }
+    }
+    files
+}
+
+#[rstest]
+#[case::downgrade(Newest, Debian, "was written by etcd 3.7, and etcd can't go back")]
+#[case::jump(Debian, Newest, "was written by etcd 3.4, and etcd upgrades by one minor release at a time")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn an_etcd_that_the_data_forbids_does_not_touch_it(
+    #[case] writer: EtcdVersion,
+    #[case] installed: EtcdVersion,
+    #[case] refusal: &str,
+) {
+    let (mut fixture, node, _running) = started_member(writer).await;
+    node.stop().await;
+    let directory = fixture.data.etcd.path().to_owned();
+    fixture.install(installed);
+    // Data of a release without the record is recognised by etcd's own database.
+    for has_record in [true, false] {
+        if !has_record {
+            std::fs::remove_file(directory.join("etcd_version")).unwrap();
+        }
+        let before = content(&directory);
+        let mut node = fixture.run(fixture.restart_options());
+        let failure = node.wait_failure().await;
+        node.stop().await;
+        assert!(failure.contains(refusal), "with a record: {has_record}: {failure}");
+        assert!(content(&directory) == before, "the data has changed");
+    }
+    fixture.install(writer);
+    let mut node = fixture.run(fixture.restart_options());
+    node.wait_running().await;
     node.stop().await;
 }

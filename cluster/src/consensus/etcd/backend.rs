@@ -1,0 +1,185 @@
+//! The versions that etcd has written into its own database, read without etcd.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::version::EtcdVersion;
+
+/// etcd's database in its data directory.
+pub(super) const DB_PATH: &str = "member/snap/db";
+
+/// The versions that etcd keeps, by bucket and key: of the cluster in every release, of the schema from 3.6 on.
+///
+/// *Source:* `ClusterClusterVersionKeyName` and `MetaStorageVersionName` in etcd's `schema/bucket.go`.
+const VERSION_KEYS: [(&[u8], &[u8]); 2] = [(b"cluster", b"clusterVersion"), (b"meta", b"storageVersion")];
+
+// *Source:* `db.go`, `internal/common/{meta,page,bucket}.go` in go.etcd.io/bbolt. Numbers have the byte order of the
+// machine.
+const MAGIC: u32 = 0xED0C_DAED;
+const PAGE_HEADER: usize = 16;
+const META_CHECKED: usize = 56;
+const ELEMENT: usize = 16;
+const BRANCH_PAGE: u16 = 0x01;
+const LEAF_PAGE: u16 = 0x02;
+const BUCKET_HEADER: usize = 16;
+const PAGE_SIZES: [u64; 7] = [1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16];
+/// The largest page with its overflow that is read. Pages on the way to a version are small.
+const MAX_PAGE: u64 = 16 << 20;
+/// More levels than a tree of any size has; a damaged one may have a cycle.
+const MAX_DEPTH: u32 = 32;
+
+/// The highest version that etcd has written into this database. None if there is none, or if its file cannot be
+/// understood: etcd checks that itself.
+pub(super) fn highest_version(file: &File) -> io::Result<Option<EtcdVersion>> {
+    let Some(db) = Db::open(file)? else { return Ok(None) };
+    let mut highest = None;
+    for (bucket, key) in VERSION_KEYS {
+        let Some(bucket) = db.find(db.page(db.root)?, bucket)? else { continue };
+        let Some(page) = db.bucket_page(&bucket)? else { continue };
+        let value = db.find(Some(page), key)?;
+        let version = value.and_then(|value| EtcdVersion::parse(std::str::from_utf8(&value).ok()?));
+        highest = highest.max(version);
+    }
+    Ok(highest)
+}
+
+struct Db<'a> {
+    file: &'a File,
+    page_size: u64,
+    root: u64,
+}
+
+impl<'a> Db<'a> {
+    /// The database as its last commit left it.
+    fn open(file: &'a File) -> io::Result<Option<Db<'a>>> {
+        // The first page may be damaged: the second one tells the same, at a place that depends on the size.
+        let mut newest: Option<(u64, u32, u64)> = None;
+        for offset in [0].into_iter().chain(PAGE_SIZES) {
+            let Some(bytes) = read_at(file, offset, PAGE_HEADER + META_CHECKED + 8)? else { break };
+            let Some((transaction, page_size, root)) = parse_meta(&bytes[PAGE_HEADER..]) else { continue };
+            let is_meta_page = offset == 0 || offset == u64::from(page_size);
+            if is_meta_page && newest.is_none_or(|(newest, ..)| transaction > newest) {
+                newest = Some((transaction, page_size, root));
+            }
+        }
+        Ok(newest.map(|(_, page_size, root)| Db { file, page_size: page_size.into(), root }))
+    }
+
+    fn page(&self, id: u64) -> io::Result<Option<Vec<u8>>> {
+        let Some(offset) = id.checked_mul(self.page_size) else { return Ok(None) };
+        let Some(header) = read_at(self.file, offset, PAGE_HEADER)? else { return Ok(None) };
+        let length = number(&header, 12, 4).map(|overflow| (overflow + 1).saturating_mul(self.page_size));
+        match length.filter(|length| *length <= MAX_PAGE).and_then(|length| usize::try_from(length).ok()) {
+            Some(length) => read_at(self.file, offset, length),
+            None => Ok(None),
+        }
+    }
+
+    /// The root page of a bucket. A small bucket has it in its value.
+    fn bucket_page(&self, value: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        match number(value, 0, 8) {
+            Some(0) => Ok(value.get(BUCKET_HEADER..).map(<[u8]>::to_vec)),
+            Some(root) => self.page(root),
+            None => Ok(None),
+        }
+    }
+
+    /// The value of a key in the tree below this page.
+    fn find(&self, mut page: Option<Vec<u8>>, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        for _ in 0..MAX_DEPTH {
+            let Some(bytes) = page else { return Ok(None) };
+            match number(&bytes, 8, 2).and_then(|flags| u16::try_from(flags).ok()) {
+                Some(LEAF_PAGE) => return Ok(leaf_value(&bytes, key)),
+                Some(BRANCH_PAGE) => match branch_child(&bytes, key) {
+                    Some(child) => page = self.page(child)?,
+                    None => return Ok(None),
+                },
+                _ => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The transaction, the size of a page and the root page of an intact meta page.
+fn parse_meta(meta: &[u8]) -> Option<(u64, u32, u64)> {
+    let is_intact = number(meta, 0, 4)? == u64::from(MAGIC)
+        && number(meta, META_CHECKED, 8)? == fnv1a(meta.get(..META_CHECKED)?);
+    let page_size = u32::try_from(number(meta, 8, 4)?).ok()?;
+    is_intact.then_some((number(meta, 48, 8)?, page_size, number(meta, 16, 8)?))
+}
+
+fn leaf_value(page: &[u8], key: &[u8]) -> Option<Vec<u8>> {
+    for at in elements(page) {
+        let position = at + usize::try_from(number(page, at + 4, 4)?).ok()?;
+        let key_end = position + usize::try_from(number(page, at + 8, 4)?).ok()?;
+        if page.get(position..key_end)? == key {
+            let value_end = key_end + usize::try_from(number(page, at + 12, 4)?).ok()?;
+            return page.get(key_end..value_end).map(<[u8]>::to_vec);
+        }
+    }
+    None
+}
+
+/// The last child whose first key is not above this one.
+fn branch_child(page: &[u8], key: &[u8]) -> Option<u64> {
+    let mut child = None;
+    for at in elements(page) {
+        let position = at + usize::try_from(number(page, at, 4)?).ok()?;
+        let first = page.get(position..position + usize::try_from(number(page, at + 4, 4)?).ok()?)?;
+        if child.is_some() && first > key {
+            break;
+        }
+        child = Some(number(page, at + 8, 8)?);
+    }
+    child
+}
+
+/// The offsets of a page's elements.
+fn elements(page: &[u8]) -> impl Iterator<Item = usize> + use<> {
+    let count = number(page, 10, 2).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+    (0..count).map(|index| PAGE_HEADER + index * ELEMENT)
+}
+
+/// A number of up to eight bytes, in the byte order of this machine.
+fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at + size)?;
+    let shift_in = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
+    Some(if cfg!(target_endian = "little") {
+        bytes.iter().rev().fold(0, shift_in)
+    } else {
+        bytes.iter().fold(0, shift_in)
+    })
+}
+
+/// bbolt's checksum. *Source:* Go's `hash/fnv`, `New64a`.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// These bytes of the file. None if it ends before.
+fn read_at(file: &File, offset: u64, length: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; length];
+    match file.read_exact_at(&mut bytes, offset) {
+        Ok(()) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_database_has_no_version() {
+        for content in [vec![], vec![0; 1 << 17], vec![0xff; 1 << 17], b"clusterVersion3.7.0".repeat(9000)] {
+            let mut file = tempfile::tempfile().unwrap();
+            io::Write::write_all(&mut file, &content).unwrap();
+            assert_eq!(highest_version(&file).unwrap(), None);
+        }
+    }
+}
