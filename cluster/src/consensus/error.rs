@@ -88,7 +88,7 @@ pub enum ConsensusError {
     /// An older etcd than the one that has written the data: it would damage it. Nothing was started or changed.
     #[error(
         "can't start etcd {version} ({}): {} was written by etcd {written}, and etcd can't go back; set \
-         `services.etcd.binary` to an etcd {written}",
+         `services.etcd.binary` to an etcd {written} and restart noded",
         .binary.display(), .directory.display()
     )]
     EtcdDowngrade {
@@ -104,7 +104,7 @@ pub enum ConsensusError {
     /// An etcd more than one minor release newer than the data. Nothing was started or changed.
     #[error(
         "can't start etcd {version} ({}): {} was written by etcd {written}, and etcd upgrades by one minor \
-         release at a time; set `services.etcd.binary` to an etcd {next} first",
+         release at a time; set `services.etcd.binary` to an etcd {next} first and restart noded",
         .binary.display(), .directory.display()
     )]
     EtcdUpgradeTooFar {
