@@ -33,9 +33,10 @@ const UNSUPPORTED: [&str; 5] = ["(ntfs)", "(ext3)", "(ext4)", "(xfs)", "Pre-prov
 const AGNHOST_AT: &str = "/usr/lib/agnhost.tar";
 const AGNHOST_IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// Further names of busybox: those of the suite's pods.
-const BUSYBOX_ALIASES: [&str; 3] = [
+const BUSYBOX_ALIASES: [&str; 4] = [
     "registry.k8s.io/e2e-test-images/busybox:1.36.1-1",
     "registry.k8s.io/e2e-test-images/busybox:1.37.0-1",
+    "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0",
     "registry.k8s.io/pause:3.10.2",
 ];
 /// With more, the emulated processor is the limit.
