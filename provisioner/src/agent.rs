@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::DriverName;
@@ -187,13 +187,13 @@ impl Agent {
             };
             self.set_leading(true);
             tracing::info!(identity = self.config.identity, "leading");
-            let stalled = Notify::new();
+            let (unanswered, mut slow_times) = mpsc::unbounded_channel();
             let ended = tokio::select! {
                 // First: an agent that has lost its Lease must not write.
                 biased;
-                reason = self.election.keep_lease(&mut held, &stalled) => LeadershipEnd::Lost(reason),
+                reason = self.election.keep_lease(&mut held, &unanswered) => LeadershipEnd::Lost(reason),
                 () = token.cancelled() => LeadershipEnd::Canceled,
-                () = leader::run_leader(&self.config, &self.applier, &self.watch_errors, &stalled) => {
+                () = leader::run_leader(&self.config, &self.applier, &self.watch_errors, &mut slow_times) => {
                     LeadershipEnd::WatchEnded
                 }
             };

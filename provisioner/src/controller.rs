@@ -323,7 +323,7 @@ async fn run_loops(
         () = canceled_before_serving(served, token) => {}
     }
     if token.is_cancelled() {
-        lease.release(provisioner.registered.clone()).await;
+        lease.release().await;
     }
     Ok(())
 }

@@ -13,18 +13,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::wait::await_condition;
 use serde_json::json;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::call::{ApiCall, ApiError, none_if_not_found, status_code};
 use crate::api::retry_tracker::random_fraction;
 use crate::api::writer::ApiWriter;
 use crate::capacity::objects::DRIVER_LABEL;
+use crate::claim::peers::has_driver;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
 use crate::identity::ProvisionerIdentity;
@@ -137,13 +139,16 @@ impl LeaseRenewer {
         }
     }
 
-    /// Deletes the Lease after an ordered stop, unless the kubelet still has the driver, which `registered` tells: a node
-    /// without a Lease is judged by its CSINode alone.
-    pub(crate) async fn release(&self, registered: Option<watch::Receiver<bool>>) {
+    /// Deletes the Lease after an ordered stop, once the CSINode no longer has the driver, by which alone a node without a
+    /// Lease is judged. A kubelet that has stopped, too, leaves it there.
+    pub(crate) async fn release(&self) {
         let release = async {
-            if let Some(mut registered) = registered {
-                // An error: the plugin is gone.
-                let _ = registered.wait_for(|registered| !registered).await;
+            let nodes: Api<CSINode> = Api::all(self.api.client().clone());
+            let ProvisionerIdentity { driver, node, .. } = &self.api.identity;
+            let is_gone = |found: Option<&CSINode>| found.is_none_or(|found| !has_driver(found, driver));
+            if let Err(error) = await_condition(nodes, node.as_str(), is_gone).await {
+                tracing::warn!("watch CSINode {node}: {}", format_chain(&error));
+                return Ok(());
             }
             self.delete().await
         };

@@ -136,13 +136,18 @@ impl AgentApplier {
         pod: &PodKey,
         problem: &PodProblem,
     ) -> Result<ActionOutcome, CallError> {
-        if let PodProblem::NoRoom { node, other, .. } = problem {
-            let other = objects.claims.get(&format!("{}/{other}", pod.namespace));
+        let mut problem = problem.clone();
+        if let PodProblem::NoRoom { node, others, .. } = &mut problem {
             let capacities = self.list_capacities(node).await?;
+            let has_none = |other: &String| {
+                let other = objects.claims.get(&format!("{}/{other}", pod.namespace));
+                other.is_some_and(|other| !has_room(&capacities, other))
+            };
             // Something else keeps the scheduler from that node; later it may be this.
-            if other.is_none_or(|other| has_room(&capacities, other)) {
+            let Some(other) = others.iter().find(|other| has_none(other)) else {
                 return Ok(ActionOutcome::Retry);
-            }
+            };
+            *others = vec![other.clone()];
         }
         tracing::warn!(namespace = pod.namespace, pod = pod.name, "the pod can't start: {problem}");
         let about = ObjectReference {
@@ -212,8 +217,12 @@ impl AgentApplier {
         }
         // First the capacity, then the claim: a provisioner that has stopped in order leaves it behind, and the scheduler
         // would select the node again and again.
-        if problem == NodeProblem::DriverMissing {
-            self.withdraw_capacity(node).await?;
+        if problem == NodeProblem::DriverMissing
+            && let Err(error) = self.withdraw_capacity(node).await
+        {
+            // Without the permission, too: the claim may find another node all the same.
+            self.metrics.record_api_error(error.label);
+            tracing::warn!("{}", format_chain(&error));
         }
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": claim.key.uid,

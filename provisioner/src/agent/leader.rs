@@ -12,7 +12,7 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::Notify;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::AgentConfig;
@@ -30,6 +30,9 @@ use crate::claim::peers::has_driver;
 const PAGE_SIZE: u32 = 100;
 
 const CONCURRENCY: usize = 8;
+
+/// The pods that are looked at in one pass, each by a request: claims and nodes must not wait for many of them.
+const MAX_PODS: usize = 16;
 
 /// A watch event of one of the kinds.
 #[allow(clippy::large_enum_variant, reason = "one event exists at a time")]
@@ -80,12 +83,12 @@ fn extract_class(class: &StorageClass) -> Option<StorageClass> {
 const FAILURE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs until a watch ends, which is not expected. While a watch fails, it acts on nothing: a node that is not known may
-/// be new. `stalled` is notified after a time in which the API server has not answered.
+/// be new. `unanswered` receives the times in which the API server has not answered.
 pub(super) async fn run_leader(
     config: &AgentConfig,
     applier: &AgentApplier,
     watch_errors: &WatchErrors,
-    stalled: &Notify,
+    unanswered: &mut mpsc::UnboundedReceiver<Duration>,
 ) {
     let mut events = watch_objects(applier, watch_errors);
     let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
@@ -101,7 +104,7 @@ pub(super) async fn run_leader(
                 has_changed |= objects.observe(&config.driver, event);
             }
             () = sleep_until_due(due) => {}
-            () = stalled.notified() => objects.leases.restart(Instant::now()),
+            Some(time) = unanswered.recv() => objects.leases.postpone(time, Instant::now()),
         }
         // A burst of changes is planned once.
         while let Some(Some(event)) = events.next().now_or_never() {
@@ -151,13 +154,18 @@ async fn act_on_due(
         let outcome = applier.act(objects, &condition).await;
         (condition, outcome)
     };
-    let is_of_node =
-        |condition: &ClusterCondition| matches!(condition, ClusterCondition::Unresponsive { .. });
+    let due = agenda.due_conditions(Instant::now());
     let (of_nodes, others): (Vec<_>, Vec<_>) =
-        agenda.due_conditions(Instant::now()).into_iter().partition(is_of_node);
-    // First the capacity, then the claims: otherwise the scheduler might select such a node again.
-    let mut outcomes: Vec<_> = stream::iter(of_nodes).map(act).buffer_unordered(CONCURRENCY).collect().await;
-    outcomes.extend(stream::iter(others).map(act).buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
+        due.into_iter().partition(|it| matches!(it, ClusterCondition::Unresponsive { .. }));
+    let (mut of_pods, others): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|it| matches!(it, ClusterCondition::StuckPod { .. }));
+    // The others are still due after the next events.
+    of_pods.truncate(MAX_PODS);
+    let mut outcomes = Vec::new();
+    // First the capacity, then the claims: otherwise the scheduler might select such a node again. Advice about pods is last.
+    for batch in [of_nodes, others, of_pods] {
+        outcomes.extend(stream::iter(batch).map(act).buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
+    }
     outcomes
 }
 

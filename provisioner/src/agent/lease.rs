@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{AgentConfig, AgentState};
@@ -171,8 +171,12 @@ impl LeaderElection {
     }
 
     /// Renews the Lease for as long as it is held, and returns why it no longer is.
-    /// Notifies `stalled` after a time in which the server was slow or did not answer.
-    pub(super) async fn keep_lease(&self, held: &mut HeldLease, stalled: &Notify) -> String {
+    /// Sends the times in which the server was slow or did not answer.
+    pub(super) async fn keep_lease(
+        &self,
+        held: &mut HeldLease,
+        unanswered: &mpsc::UnboundedSender<Duration>,
+    ) -> String {
         let mut next = Instant::now() + RENEW_INTERVAL;
         let mut expected = next;
         loop {
@@ -186,8 +190,10 @@ impl LeaderElection {
             let renewed = timeout_at(held.valid_until, renewal).await.unwrap_or_else(|_| Err(no_answer()));
             next = match renewed {
                 Ok(lease) => {
-                    if expected.elapsed() > SLOW_ANSWER {
-                        stalled.notify_one();
+                    let late = expected.elapsed();
+                    if late > SLOW_ANSWER {
+                        // Nobody may lead any more.
+                        let _ = unanswered.send(late);
                     }
                     expected = started + RENEW_INTERVAL;
                     *held = HeldLease { lease, valid_until: started + RENEW_DEADLINE };

@@ -101,6 +101,12 @@ impl NodeLeases {
         current.for_each(|(_, seen)| seen.changed_at = now);
     }
 
+    /// Leaves out a time in which no renewal could be seen. A server that always takes that long only delays an expiry.
+    pub(super) fn postpone(&mut self, unseen: Duration, now: Instant) {
+        let current = self.seen.iter_mut().filter(|(node, _)| !self.expired.contains(*node));
+        current.for_each(|(_, seen)| seen.changed_at = now.min(seen.changed_at + unseen));
+    }
+
     /// Finds the Leases that are expired now, and returns whether they are others than before.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let current = self.seen.keys().filter(|node| !self.expired.contains(*node)).count();

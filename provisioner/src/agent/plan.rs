@@ -91,12 +91,12 @@ pub(super) enum UnservedReason {
 pub(super) enum PodProblem {
     /// If the node has room for the other claim, the scheduler reports what keeps the pod from it.
     #[error(
-        "claim {claim} is on node {node}, which has no room for claim {other}: the pod needs both on one node. Free space there. \
+        "claim {claim} is on node {node}, which has no room for claim {}: the pod needs both on one node. Free space there. \
          Or, if {claim} has no data that are needed, and a controller creates it and the pod anew, \
          `kubectl cordon {node} && kubectl -n {} delete pvc/{claim} pod/{}`, and `kubectl uncordon {node}` once the pod runs",
-        pod.namespace, pod.name
+        others.join(" or "), pod.namespace, pod.name
     )]
-    NoRoom { pod: PodKey, claim: String, node: String, other: String },
+    NoRoom { pod: PodKey, claim: String, node: String, others: Vec<String> },
     #[error(
         "claim {claim} is on node {node}, and claim {other} on node {other_node}: the pod needs both on one node. Create the claims \
          anew with a storage class with volumeBindingMode WaitForFirstConsumer"
@@ -172,20 +172,21 @@ fn pod_conditions(driver: &DriverName, objects: &ClusterObjects) -> Vec<ClusterC
     });
     let bound: BTreeMap<_, _> = bound.collect();
     let pods = objects.pods.iter().map(|(_, pod)| pod);
-    let stuck = pods.flat_map(|pod| {
-        let problems = pod_problems(driver, objects, &bound, pod).into_iter();
-        problems.map(|problem| ClusterCondition::StuckPod { pod: pod.key.clone(), problem })
+    let stuck = pods.filter_map(|pod| {
+        let problem = pod_problem(driver, objects, &bound, pod)?;
+        Some(ClusterCondition::StuckPod { pod: pod.key.clone(), problem })
     });
     stuck.collect()
 }
 
-/// `bound` has the node of each bound claim, by its namespace and name.
-fn pod_problems(
+/// `bound` has the node of each bound claim, by its namespace and name. One problem at a time: the requests and the events
+/// about a pod must not grow with its claims.
+fn pod_problem(
     driver: &DriverName,
     objects: &ClusterObjects,
     bound: &BTreeMap<(&str, &str), &str>,
     pod: &PendingPod,
-) -> Vec<PodProblem> {
+) -> Option<PodProblem> {
     let namespace = pod.key.namespace.as_str();
     // With immediate binding, the nodes select themselves; and one that is selected is at work.
     let waits = |claim: &&PendingClaim| {
@@ -194,23 +195,23 @@ fn pod_problems(
             && class_of(objects, claim).is_some_and(waits_for_consumer)
     };
     let pending = pod.claims.iter().filter_map(|name| objects.claims.get(&format!("{namespace}/{name}")));
-    let waiting = pending.filter(waits).map(|claim| claim.key.name.clone());
-    let key = || pod.key.clone();
+    let mut waiting = pending.filter(waits).map(|claim| claim.key.name.clone());
     if let Some(node) = &pod.node {
-        let problem = |claim| PodProblem::Unscheduled { pod: key(), claim, node: node.clone() };
-        return waiting.map(problem).collect();
+        return Some(PodProblem::Unscheduled {
+            pod: pod.key.clone(),
+            claim: waiting.next()?,
+            node: node.clone(),
+        });
     }
     let mut placed =
         pod.claims.iter().filter_map(|name| Some((name, *bound.get(&(namespace, name.as_str()))?)));
-    let Some((claim, node)) = placed.next().map(|(name, node)| (name.clone(), node.to_owned())) else {
-        return Vec::new();
-    };
+    let (claim, node) = placed.next().map(|(name, node)| (name.clone(), node.to_owned()))?;
     if let Some((other, other_node)) = placed.find(|(_, other)| *other != node) {
         let (other, other_node) = (other.clone(), other_node.to_owned());
-        return vec![PodProblem::Apart { claim, node, other, other_node }];
+        return Some(PodProblem::Apart { claim, node, other, other_node });
     }
-    let problem = |other| PodProblem::NoRoom { pod: key(), claim: claim.clone(), node: node.clone(), other };
-    waiting.map(problem).collect()
+    let others: Vec<String> = waiting.collect();
+    (!others.is_empty()).then(|| PodProblem::NoRoom { pod: pod.key.clone(), claim, node, others })
 }
 
 /// Returns whether the scheduler finds room for a claim on the node that has published these capacities.

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_identity, sample_node};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
-use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
+use nodekeel_provisioner::{Provisioner, ProvisionerConfig, RunError};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::harness::{RunningProvisioner, advance_time, test_api, test_deps, wait_until};
@@ -78,27 +77,36 @@ async fn a_node_renews_its_lease_while_its_provisioner_runs_and_no_longer() {
 #[tokio::test(start_paused = true)]
 async fn an_ordered_stop_deletes_the_lease_once_the_kubelet_has_lost_the_driver() {
     let (api, store) = (test_api(), MemStore::default());
-    let registered = watch::Sender::new(true);
-    let start = || {
-        let deps = Deps { registered: Some(registered.subscribe()), ..test_deps(&api, &store) };
-        RunningProvisioner::start(deps)
+    let set_drivers = |drivers: Value| {
+        api.delete_object(ObjectKind::CsiNode, NODE);
+        api.create_object(
+            ObjectKind::CsiNode,
+            json!({ "metadata": { "name": NODE }, "spec": { "drivers": drivers } }),
+        );
     };
-    let running = start();
+    let registered = json!([{ "name": DRIVER, "nodeID": NODE }]);
+    set_drivers(registered.clone());
+    let running = RunningProvisioner::start(test_deps(&api, &store));
     wait_until(&api, |api| lease(api).is_some()).await;
     let stopped = tokio::spawn(running.stop());
     advance_time(1).await;
     assert!(lease(&api).is_some(), "the kubelet still has the driver");
-    registered.send_replace(false);
+    set_drivers(json!([]));
     assert!(matches!(stopped.await.expect("no panic"), RunError::Canceled));
     assert_eq!(lease(&api), None);
 
-    // Without the permission, or if the kubelet keeps the driver, it stops all the same.
-    for (is_registered, code) in [(false, 403), (true, 500)] {
-        registered.send_replace(is_registered);
+    // Without a permission, or if the kubelet keeps the driver since it has stopped, too, it stops all the same.
+    let node = ObjectKind::CsiNode;
+    for (drivers, verb, kind, code) in [
+        (json!([]), RequestVerb::Delete, ObjectKind::Lease, 403),
+        (json!([]), RequestVerb::List, node, 403),
+        (registered, RequestVerb::Delete, ObjectKind::Lease, 500),
+    ] {
+        set_drivers(drivers);
         api.delete_object(ObjectKind::Lease, &format!("{DRIVER}-{NODE}"));
-        let running = start();
+        let running = RunningProvisioner::start(test_deps(&api, &store));
         wait_until(&api, |api| lease(api).is_some()).await;
-        api.fail_next(RequestVerb::Delete, ObjectKind::Lease, RequestFault::Status(code));
+        api.fail_next(verb, kind, RequestFault::Status(code));
         let stopped = timeout(Duration::from_secs(5), running.stop()).await.expect("in time");
         assert!(matches!(stopped, RunError::Canceled) && lease(&api).is_some());
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
 use nodekeel_provisioner::SELECTED_NODE;
 use nodekeel_provisioner::testing::objects::DRIVER;
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
@@ -146,5 +147,30 @@ async fn a_watch_that_is_late_is_no_expiry() {
         .expect("expired by now");
     let claim = api.get_object(ObjectKind::Claim, "claim-1").expect("a claim");
     assert!(claim["metadata"]["annotations"][SELECTED_NODE].is_null());
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_always_slow_only_delays_an_expiry() {
+    let api = cluster_api();
+    publish_node(&api);
+    let slow = api.clone();
+    let answer = move |request: http::Request<kube::client::Body>| {
+        let api = slow.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            if parts.method == http::Method::PATCH && parts.uri.path().contains("/leases/") {
+                tokio::time::sleep(Duration::from_millis(2500)).await;
+            }
+            let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+            api.answer_request(http::Request::from_parts(parts, body)).await
+        }
+    };
+    let client = kube::Client::new(tower::service_fn(answer), "nodekeel");
+    let mut agent = TestAgent::start_with(client, super::test_config("agent-1"), None);
+    agent.wait_leading().await;
+    api.create_claim(1, json!({}));
+    advance_time(60).await;
+    assert_eq!(selected_node(&api, "claim-1"), None);
     agent.stop().await;
 }

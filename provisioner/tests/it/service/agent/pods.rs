@@ -85,3 +85,37 @@ async fn without_the_permission_to_watch_pods_the_agent_does_everything_else() {
     assert_eq!(api.event_notes("web").len(), 0);
     agent.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn requests_and_events_about_pods_do_not_grow_with_their_claims() {
+    let api = cluster_api();
+    publish_capacity(&api, "1Gi");
+    create_bound_claim(&api, 1).await;
+    (2..=31).for_each(|number| create_waiting_claim(&api, number));
+    let claims: Vec<u32> = (1..=31).collect();
+    (0..20).for_each(|pod| create_pod(&api, &format!("web-{pod}"), None, &claims));
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    advance_time(600).await;
+    let lists = api.request_count(RequestVerb::List, ObjectKind::StorageCapacity);
+    assert!((20..500).contains(&lists), "{lists}");
+    api.patch_object(ObjectKind::StorageCapacity, "csisc-of-node-a", json!({ "capacity": "1Mi" }));
+    advance_time(600).await;
+    assert_eq!(api.request_count(RequestVerb::Create, ObjectKind::Event), 20);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_permission_for_capacities_a_claim_leaves_a_node_without_the_driver() {
+    let api = cluster_api();
+    for _ in 0..1000 {
+        api.fail_next(RequestVerb::List, ObjectKind::StorageCapacity, RequestFault::Status(403));
+    }
+    api.create_object(ObjectKind::Node, json!({ "metadata": { "name": "node-q" } }));
+    let selected = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-q" } } });
+    api.create_claim(2, selected);
+    let agent = TestAgent::start(&api, "agent-1");
+    wait_until(&api, |api| selected_node(api, "claim-2").is_none()).await;
+    wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
+    agent.stop().await;
+}
