@@ -133,11 +133,10 @@ impl VolumeRecovery {
         Ok(listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?)
     }
 
-    /// Lists whom the driver's snapshots belong to, on any node: one in the store without an owner is an orphan. None without
-    /// the snapshot API.
+    /// Lists whom the driver's snapshots belong to, on any node: one in the store without an owner is an orphan.
     ///
     /// # Errors
-    /// [`RecoveryError::Api`].
+    /// [`RecoveryError::Api`], also without the snapshot API: then nothing is known of them.
     pub async fn list_snapshot_owners(&self) -> Result<BTreeMap<SnapshotId, SnapshotOwner>, RecoveryError> {
         let listed = list_snapshot_owners(self.api.client(), &self.api.identity).await;
         Ok(listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?)

@@ -264,8 +264,8 @@ impl OrphanSweeper {
         if !found.is_empty() {
             // Afterwards: the content of a snapshot is older than the snapshot.
             let owners = match list_snapshot_owners(self.api.client(), &self.api.identity).await {
-                // Without the permission, nothing is known of them.
-                Err(error) if status_code(&error) == Some(403) => return Ok(()),
+                // Without the permission or the snapshot API, nothing is known of them.
+                Err(error) if matches!(status_code(&error), Some(403 | 404)) => return Ok(()),
                 owners => owners.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?,
             };
             found.retain(|id| !owners.contains_key(id));

@@ -149,7 +149,12 @@ async fn act_on_snapshot(
     }
     let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
     // Again, since an earlier snapshot may have taken long to erase.
-    if let Some(owner) = recovery.list_snapshot_owners().await?.get(id) {
+    let owners = recovery.list_snapshot_owners().await.with_context(|| {
+        format!(
+            "can't see whom snapshot {id} belongs to: if the API server has no snapshot API, install its CRDs"
+        )
+    })?;
+    if let Some(owner) = owners.get(id) {
         bail!(
             "can't adopt or remove snapshot {id}: VolumeSnapshotContent {} names it; delete that, if its data are not needed",
             owner.content

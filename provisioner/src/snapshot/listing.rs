@@ -44,7 +44,8 @@ pub struct SnapshotOwner {
     pub node: Option<String>,
 }
 
-/// The owners of the driver's snapshots, on any node. None without the snapshot API: then nothing in the cluster uses one.
+/// The owners of the driver's snapshots, on any node. Without the snapshot API, an error: it may only be away for a moment, and
+/// a snapshot whose owner is not seen counts as an orphan, which an operator may remove.
 pub(crate) async fn list_snapshot_owners(
     client: &Client,
     identity: &ProvisionerIdentity,
@@ -53,10 +54,7 @@ pub(crate) async fn list_snapshot_owners(
     let listed = for_each(client, ListParams::default(), |content| {
         owners.extend(snapshot_ids(identity, &content).into_iter().map(|id| (id, owner(&content))));
     });
-    match listed.await {
-        Err(error) if status_code(&error) == Some(404) => Ok(BTreeMap::new()),
-        listed => listed.map(|()| owners),
-    }
+    listed.await.map(|()| owners)
 }
 
 fn owner(content: &VolumeSnapshotContent) -> SnapshotOwner {

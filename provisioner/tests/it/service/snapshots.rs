@@ -144,6 +144,28 @@ async fn a_snapshot_that_no_content_names_is_counted_until_it_is_adopted_or_remo
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_snapshot_is_no_orphan_while_the_snapshot_api_is_away() {
+    let (api, store, meter) = (test_api(), MemStore::default(), Arc::<OrphanedSnapshots>::default());
+    let start = || {
+        let deps = Deps { metrics: meter.clone(), ..test_deps(&api, &store) };
+        TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, Some(&store))
+    };
+    let node = start().await;
+    api.create_claim(1, json!({}));
+    wait_bound(&api, "claim-1").await;
+    create_snapshot(&api, json!({}));
+    wait_ready(&api).await;
+    node.crash().await;
+    for _ in 0..1000 {
+        api.fail_next(RequestVerb::List, ObjectKind::SnapshotContent, RequestFault::Status(404));
+    }
+    // A start looks for the owners of all snapshots.
+    let _node = start().await;
+    advance_time(60).await;
+    assert_eq!(meter.0.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_is_cloned_and_never_waits_empty() {
     let api = test_api();
     let node = start_with_volume(&api).await;
