@@ -385,6 +385,13 @@ pub(crate) fn hold_write_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     syscall_result(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) }.into())
 }
 
+/// Gives the lease on a file back.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn release_lease(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the command takes an `int`, and the descriptor is borrowed.
+    syscall_result(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) }.into())
+}
+
 fn syscall_result(answer: c_long) -> io::Result<()> {
     if answer == c_long::from(-1 as c_int) { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -78,12 +78,20 @@ impl RawQuotaCalls<'_> {
         self.0.engine().project_range()
     }
 
-    /// Holds a lease on a file that is open for writing, as its owner can: until it is closed, opening it fails with
-    /// EAGAIN where it would not block. The process gets SIGURG then.
+    /// Holds a lease on a file that is open for writing, as its owner can: until it is given back, opening it fails
+    /// with EAGAIN where it would not block. The process gets SIGURG then.
     ///
     /// # Errors
     /// That of the kernel.
     pub fn hold_write_lease(file: BorrowedFd<'_>) -> std::io::Result<()> {
         crate::sys::hold_write_lease(file)
+    }
+
+    /// Gives the lease on a file back.
+    ///
+    /// # Errors
+    /// That of the kernel.
+    pub fn release_lease(file: BorrowedFd<'_>) -> std::io::Result<()> {
+        crate::sys::release_lease(file)
     }
 }
