@@ -4,6 +4,7 @@
 
 mod compression;
 mod error;
+mod layer;
 mod outline;
 mod pax;
 mod reader;
@@ -11,5 +12,7 @@ mod tar;
 
 pub(crate) use compression::Compression;
 pub use error::{ArchiveError, ArchiveLimitKind};
+#[cfg_attr(not(feature = "client"), allow(unused_imports, reason = "MemStore unpacks nothing"))]
+pub(crate) use layer::measure_layer;
 pub(crate) use outline::read_outline;
 pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, measure_archive, read_archive};

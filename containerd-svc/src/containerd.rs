@@ -24,7 +24,7 @@ use tonic::{Code, Request, Status};
 use crate::digest::DigestHasher;
 use crate::image::{Descriptor, Image};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
-use crate::{Digest, DiskReserve, DiskSpace, Namespace};
+use crate::{Digest, DiskReserve, DiskSpace, DiskUsage, Namespace};
 
 pub(crate) use image_events::{ImageEvent, ImageEvents};
 use import::ContainerdImport;
@@ -120,9 +120,10 @@ impl ContainerdImages {
         let [disk, limited] = [parent.unwrap_or(root), root].map(rustix::fs::statvfs);
         let (disk, limited) = (disk.map_err(failed)?, limited.map_err(failed)?);
         let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
-        let [all, free, users, left] =
-            [disk.f_blocks, disk.f_bfree, disk.f_bavail, limited.f_bavail].map(bytes);
-        Ok(Some(DiskSpace::above_reserve(*reserve, all, free, users).limited_to(left)))
+        let usage = |blocks, inodes| DiskUsage { bytes: bytes(blocks), inodes };
+        let (all, free) = (usage(disk.f_blocks, disk.f_files), usage(disk.f_bfree, disk.f_ffree));
+        let space = DiskSpace::above_reserve(*reserve, all, free, bytes(disk.f_bavail));
+        Ok(Some(space.limited_to(bytes(limited.f_bavail))))
     }
 }
 

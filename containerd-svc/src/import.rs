@@ -1,6 +1,6 @@
 //! Imports one bundle into a store: reads it once, and lists its images only when they are complete.
 
-mod bridge;
+pub(crate) mod bridge;
 mod names;
 mod space;
 

@@ -43,7 +43,7 @@
 //!   zstd's window, which may have 16 MiB: an archive with a larger one is rejected by name.
 //! - Before the first byte of a bundle, and again before each blob, the free space of the store's disk is
 //!   compared with what is to be written: [`DiskReserve`] stays free. The size of a compressed bundle is known
-//!   only blob by blob.
+//!   only blob by blob. A layer is unpacked once what its files take at most was counted, in bytes and inodes.
 //! - An image is listed once everything that this node's platform needs of it is present and verified. Before
 //!   that, nothing of it is visible, and what was written is garbage. Content for other platforms may be
 //!   missing.
@@ -113,7 +113,7 @@ pub use containerd::{ConnectError, ContainerdImages, daemon_version};
 #[cfg(feature = "client")]
 pub use daemon::{Containerd, ContainerdConfig, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
-pub use disk_space::{DiskReserve, DiskSpace};
+pub use disk_space::{DiskReserve, DiskSpace, DiskUsage};
 pub use error::{ArchivedImageError, ImportError, LeftOutImage, LeftOutReason};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use import::ImportedImages;

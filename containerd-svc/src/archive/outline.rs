@@ -4,7 +4,7 @@ use std::io;
 
 use super::pax::PaxHeader;
 use super::reader::digest_from_name;
-use super::tar::{BLOCK_BYTES, TarHeader, file_name, is_file_kind, is_link_kind};
+use super::tar::{BLOCK_BYTES, TarHeader, file_name, has_no_content, is_file_kind};
 use crate::Digest;
 use crate::digest::DigestHasher;
 
@@ -50,7 +50,7 @@ pub(crate) fn read_outline(
         let size = match &pax {
             // A pax header is about the next file, and not about another extension before it.
             _ if is_extension => header.size,
-            _ if is_link_kind(header.kind) => 0,
+            _ if has_no_content(header.kind) => 0,
             PaxHeader { size, .. } => size.unwrap_or(header.size),
         };
         let mut content = Vec::new();

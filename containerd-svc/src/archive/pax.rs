@@ -10,6 +10,8 @@ pub(super) struct PaxHeader {
     pub(super) size: Option<u64>,
     /// The entry is a GNU sparse file: its data are not its content.
     pub(super) is_sparse: bool,
+    /// The bytes of the extended attributes of the entry.
+    pub(super) attribute_bytes: u64,
 }
 
 impl PaxHeader {
@@ -28,6 +30,7 @@ impl PaxHeader {
                 b"linkpath" => pax.link = Some(value.to_vec()),
                 b"size" => pax.size = Some(std::str::from_utf8(value).ok()?.parse().ok()?),
                 key if key.starts_with(b"GNU.sparse.") => pax.is_sparse = true,
+                key if key.starts_with(b"SCHILY.xattr.") => pax.attribute_bytes += value.len() as u64,
                 // Times and owners are of no use here: a blob has only a name and a size.
                 _ => {}
             }

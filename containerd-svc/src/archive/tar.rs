@@ -39,6 +39,16 @@ pub(super) struct TarEntry {
     pub(super) size: u64,
 }
 
+/// One entry, with its names as the headers have them.
+pub(super) struct RawEntry {
+    pub(super) name: Vec<u8>,
+    pub(super) link: Vec<u8>,
+    pub(super) kind: u8,
+    pub(super) size: u64,
+    /// Bytes of its extended attributes.
+    pub(super) attribute_bytes: u64,
+}
+
 /// Reads the entries of a tar in their order.
 pub(super) struct TarReader<R: Read> {
     stream: DecompressedStream<R>,
@@ -70,6 +80,26 @@ impl<R: Read> TarReader<R> {
 
     /// Skips the rest of the current entry and reads the next one; `None` at the end.
     pub(super) fn next_entry(&mut self) -> Result<Option<TarEntry>, ArchiveError> {
+        let Some(RawEntry { kind, name, link, size, .. }) = self.next_raw_entry()? else { return Ok(None) };
+        // All names stay in memory until the end of the archive, hence the limit on their sum.
+        self.names += (name.len() + link.len()) as u64;
+        if self.names > MAX_NAMES_BYTES {
+            return Err(ArchiveError::Limit { limit: MAX_NAMES_BYTES, of: ArchiveLimitKind::Names });
+        }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
+        let kind = match kind {
+            // The oldest tars mark directories only by a trailing slash.
+            kind if is_file_kind(kind) && until_nul(&name).ends_with(b"/") => EntryKind::Other,
+            kind if is_file_kind(kind) => EntryKind::File,
+            b'1' => EntryKind::Hardlink(text(&link)),
+            b'2' => EntryKind::Symlink(text(&link)),
+            _ => EntryKind::Other,
+        };
+        Ok(Some(TarEntry { name: normalize_name(&text(&name))?, kind, size }))
+    }
+
+    /// As [`next_entry`](Self::next_entry), with the names as they are, and without a limit on their sum.
+    pub(super) fn next_raw_entry(&mut self) -> Result<Option<RawEntry>, ArchiveError> {
         // Extensions precede the entry that they describe, and apply to that one alone.
         let (mut long_name, mut long_link, mut pax) = (None, None, PaxHeader::default());
         loop {
@@ -93,47 +123,20 @@ impl<R: Read> TarReader<R> {
                     pax = PaxHeader::parse(&records).ok_or_else(|| self.format_error("a pax header"))?;
                 }
                 b'g' => drop(self.read_extension(&header)?),
-                _ => {
+                kind => {
                     let name = pax.path.or(long_name).unwrap_or(header.name);
                     let link = pax.link.or(long_link).unwrap_or(header.link);
                     // The data of a sparse file leave out its holes, so that its digest would be wrong.
-                    if header.kind == b'S' || pax.is_sparse {
+                    if kind == b'S' || pax.is_sparse {
                         return Err(self.format_error("a sparse file"));
                     }
-                    return self
-                        .begin_entry(header.kind, &name, &link, pax.size.unwrap_or(header.size))
-                        .map(Some);
+                    let size = if has_no_content(kind) { 0 } else { pax.size.unwrap_or(header.size) };
+                    self.expect_content(size)?;
+                    let attribute_bytes = pax.attribute_bytes;
+                    return Ok(Some(RawEntry { name, link, kind, size, attribute_bytes }));
                 }
             }
         }
-    }
-
-    fn begin_entry(
-        &mut self,
-        kind: u8,
-        name: &[u8],
-        link: &[u8],
-        size: u64,
-    ) -> Result<TarEntry, ArchiveError> {
-        // All names stay in memory until the end of the archive, hence the limit on their sum.
-        self.names += (name.len() + link.len()) as u64;
-        if self.names > MAX_NAMES_BYTES {
-            return Err(ArchiveError::Limit { limit: MAX_NAMES_BYTES, of: ArchiveLimitKind::Names });
-        }
-        let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
-        // Some tars state the size of a hard link's target, although no content follows.
-        let size = if is_link_kind(kind) { 0 } else { size };
-        let kind = match kind {
-            // The oldest tars mark directories only by a trailing slash.
-            kind if is_file_kind(kind) && until_nul(name).ends_with(b"/") => EntryKind::Other,
-            kind if is_file_kind(kind) => EntryKind::File,
-            b'1' => EntryKind::Hardlink(text(link)),
-            b'2' => EntryKind::Symlink(text(link)),
-            _ => EntryKind::Other,
-        };
-        self.expect_content(size)?;
-        let name = normalize_name(&text(name))?;
-        Ok(TarEntry { name, kind, size })
     }
 
     /// Reads the next bytes of the current entry's content; 0 at its end.
@@ -245,9 +248,12 @@ pub(super) fn is_file_kind(kind: u8) -> bool {
     matches!(kind, b'0' | 0 | b'7')
 }
 
-/// Returns whether a header is of a link, which has no content, even if its size is not 0.
-pub(super) fn is_link_kind(kind: u8) -> bool {
-    matches!(kind, b'1' | b'2')
+/// Returns whether a header is of a link, a device, a directory or a FIFO, which has no content, even if its size is not 0:
+/// some tars give a hard link the size of its target.
+///
+/// *Source:* Go's `archive/tar`, `isHeaderOnly`, which containerd reads layers with.
+pub(super) fn has_no_content(kind: u8) -> bool {
+    matches!(kind, b'1'..=b'6')
 }
 
 /// The name of a regular file in a header; `None` for a directory, which the oldest tars mark only by a trailing

@@ -1,23 +1,33 @@
 //! Unpacks layers into snapshots, each on top of the previous one.
 
-use containerd_client::services::v1::ApplyRequest;
+use std::convert::Infallible;
+use std::io::{self, Read};
+
 use containerd_client::services::v1::diff_client::DiffClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{
-    CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
+    CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest, UsageRequest,
 };
+use containerd_client::services::v1::{ApplyRequest, ReadContentRequest, ReadContentResponse};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use super::import::ImportLease;
 use super::{descriptor_to_proto, has_code, store_error};
-use crate::Digest;
+use crate::archive::measure_layer;
 use crate::image::{ImageLayer, Labels};
-use crate::import::error_chain;
-use crate::store::ImageStoreError;
+use crate::import::bridge::wait_for_store;
+use crate::store::{ErrorSource, ImageStoreError};
+use crate::{Digest, DiskUsage, ImportLimits};
 
-/// The approximate ratio of a layer to its compressed blob: distributions' images have 2 to 3.
-const UNPACKED_FACTOR: u64 = 4;
+/// The directories and the record of a snapshot.
+const SNAPSHOT_USAGE: DiskUsage = DiskUsage { bytes: 64 << 10, inodes: 8 };
+
+/// The snapshotter that copies the files of a parent into each snapshot.
+const COPYING_SNAPSHOTTER: &str = "native";
 
 /// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.
 pub(super) async fn unpack_layers(
@@ -27,14 +37,21 @@ pub(super) async fn unpack_layers(
     let mut chain: Option<Digest> = None;
     for layer in layers {
         let next = chain_id(chain, layer.diff_id);
-        let to_error = |source| ImageStoreError::UnpackLayer { digest: layer.blob.digest, source };
-        let done = unpack_layer(lease, layer, chain, next).await;
-        done.map_err(|status| store_error(status, &layer.blob.digest.to_string(), to_error))?;
+        if !has_snapshot(lease, layer, next).await? {
+            // Before the snapshotter gets the layer: what it has unpacked may have filled the disk.
+            check_disk_space(lease, layer, chain).await?;
+            unpack_layer(lease, layer, chain, next).await.map_err(|status| unpack_error(layer, status))?;
+        }
         chain = Some(next);
     }
     // The garbage collector follows this label from content to a snapshot, and from there to its parents.
     let key = format!("containerd.io/gc.ref.snapshot.{}", lease.images.snapshotter_name);
     Ok(chain.map(|chain| (key, chain.to_string())).into_iter().collect())
+}
+
+fn unpack_error(layer: &ImageLayer, status: Status) -> ImageStoreError {
+    let digest = layer.blob.digest;
+    store_error(status, &digest.to_string(), |source| ImageStoreError::UnpackLayer { digest, source })
 }
 
 /// The chain ID of a layer on top of those below it.
@@ -47,6 +64,20 @@ fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
     }
 }
 
+/// Returns whether the layer was unpacked before, for this image or for another with the same layers up to here.
+async fn has_snapshot(
+    lease: &ImportLease,
+    layer: &ImageLayer,
+    name: Digest,
+) -> Result<bool, ImageStoreError> {
+    let snapshotter = lease.images.snapshotter_name.clone();
+    let stat = StatSnapshotRequest { snapshotter, key: name.to_string() };
+    match SnapshotsClient::new(lease.images.channel.clone()).stat(lease.leased_request(stat)).await {
+        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
+        found => found.map(|_| true).map_err(|status| unpack_error(layer, status)),
+    }
+}
+
 async fn unpack_layer(
     lease: &ImportLease,
     layer: &ImageLayer,
@@ -55,14 +86,6 @@ async fn unpack_layer(
 ) -> Result<(), Status> {
     let mut snapshots = SnapshotsClient::new(lease.images.channel.clone());
     let snapshotter = lease.images.snapshotter_name.clone();
-    let stat = StatSnapshotRequest { snapshotter: snapshotter.clone(), key: name.to_string() };
-    match snapshots.stat(lease.leased_request(stat)).await {
-        Err(status) if has_code(&status, Code::NotFound) => {}
-        // Unpacked before, for this image or for another with the same layers up to here.
-        found => return found.map(drop),
-    }
-    // As the status that `store_error` recognizes as a full disk.
-    check_disk_space(lease, layer).map_err(|error| Status::resource_exhausted(error_chain(&error)))?;
     // A new key: an active snapshot of a killed import may still exist.
     let key = lease.unique_key("unpack");
     let prepare = PrepareSnapshotRequest {
@@ -95,14 +118,79 @@ async fn unpack_layer(
     }
 }
 
-/// Checks that the layer fits, as far as that can be known: compressed layers grow by
-/// [`UNPACKED_FACTOR`].
-fn check_disk_space(lease: &ImportLease, layer: &ImageLayer) -> Result<(), ImageStoreError> {
+/// Checks that the layer fits, by what its files take at most: it is read, and decompressed, to its end for that.
+async fn check_disk_space(
+    lease: &ImportLease,
+    layer: &ImageLayer,
+    below: Option<Digest>,
+) -> Result<(), ImageStoreError> {
     let Some(space) = lease.images.read_disk_space()? else { return Ok(()) };
-    let media_type = &layer.blob.media_type;
-    let is_compressed = ["gzip", "zstd"].iter().any(|compression| media_type.ends_with(compression));
-    let factor = if is_compressed { UNPACKED_FACTOR } else { 1 };
-    space.check_fits(layer.blob.size.saturating_mul(factor), "its unpacked layer")
+    let copied = match below {
+        Some(below) if lease.images.snapshotter_name == COPYING_SNAPSHOTTER => {
+            snapshot_usage(lease, below).await.map_err(|status| unpack_error(layer, status))?
+        }
+        _ => DiskUsage::default(),
+    };
+    let files = measure_content(lease, layer, space.available).await?;
+    space.check_fits(SNAPSHOT_USAGE + copied + files, "its unpacked layer")
+}
+
+async fn snapshot_usage(lease: &ImportLease, name: Digest) -> Result<DiskUsage, Status> {
+    let snapshotter = lease.images.snapshotter_name.clone();
+    let request = lease.leased_request(UsageRequest { snapshotter, key: name.to_string() });
+    let used = SnapshotsClient::new(lease.images.channel.clone()).usage(request).await?.into_inner();
+    let number = |number: i64| number.try_into().unwrap_or_default();
+    Ok(DiskUsage { bytes: number(used.size), inodes: number(used.inodes) })
+}
+
+/// What the files of a layer in the content store take, or more than `room`.
+async fn measure_content(
+    lease: &ImportLease,
+    layer: &ImageLayer,
+    room: DiskUsage,
+) -> Result<DiskUsage, ImageStoreError> {
+    let digest = layer.blob.digest;
+    // containerd returns an error for reading empty content.
+    if layer.blob.size == 0 {
+        return Ok(DiskUsage::default());
+    }
+    let request = ReadContentRequest { digest: digest.to_string(), ..ReadContentRequest::default() };
+    let answer = lease.images.content_client().read(lease.leased_request(request)).await;
+    let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest, source };
+    let parts = answer.map_err(|status| to_error(status.into()))?.into_inner();
+    // Dropped with this future, which ends the thread's next wait for containerd.
+    let (_keep_reading, stopped) = oneshot::channel();
+    let content = ContentReader { runtime: Handle::current(), stopped, parts, part: Vec::new(), at: 0 };
+    let measured = spawn_blocking(move || measure_layer(content, &ImportLimits::default(), room)).await;
+    let measured = measured.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+    measured.map_err(|error| ImageStoreError::UnpackLayer { digest, source: error.into() })
+}
+
+/// Reads content on a blocking thread.
+struct ContentReader {
+    runtime: Handle,
+    stopped: oneshot::Receiver<Infallible>,
+    parts: Streaming<ReadContentResponse>,
+    part: Vec<u8>,
+    /// The bytes of the part that are read.
+    at: usize,
+}
+
+impl Read for ContentReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.part.len() {
+            let Self { runtime, stopped, parts, .. } = self;
+            let next =
+                async { parts.message().await.map_err(|status| ImageStoreError::BeginImport(status.into())) };
+            match wait_for_store(runtime, stopped, next).map_err(io::Error::other)? {
+                Some(part) => (self.part, self.at) = (part.data, 0),
+                None => return Ok(0),
+            }
+        }
+        let read = (&self.part[self.at..]).read(buffer)?;
+        self.at += read;
+        Ok(read)
+    }
 }
 
 async fn apply_layer(

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
 use crate::error::BundleError;
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
-use crate::{Digest, ImageStoreError, ImportLimits};
+use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
 
 /// Reads an archive into an import session, on a dedicated thread. When this future is dropped, the thread
 /// stops at its next chunk and drops the session.
@@ -51,7 +51,7 @@ struct StoreBridge {
 }
 
 /// Waits for the store; fails when the reading future is dropped.
-fn wait_for_store<T>(
+pub(crate) fn wait_for_store<T>(
     runtime: &Handle,
     stopped: &mut oneshot::Receiver<Infallible>,
     work: impl Future<Output = Result<T, ImageStoreError>>,
@@ -75,7 +75,7 @@ impl BlobSink for StoreBridge {
             && let Some(space) = wait_for_store(&self.runtime, &mut self.cancelled, self.import.disk_space())?
         {
             // Other programs write to the disk too, and the size of a compressed archive may be unknown.
-            space.check_fits(blob.size, &blob.file)?;
+            space.check_fits(DiskUsage { bytes: blob.size, inodes: 1 }, &blob.file)?;
         }
         self.writer = writer;
         Ok(self.writer.is_some())

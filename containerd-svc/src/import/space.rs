@@ -11,7 +11,7 @@ use super::ImportJob;
 use crate::archive::{ArchiveError, measure_archive, read_outline};
 use crate::error::BundleError;
 use crate::store::ImportSession;
-use crate::{Digest, ImportLimits};
+use crate::{Digest, DiskUsage, ImportLimits};
 
 /// A compressed archive is measured, which takes a pass over it, if the free space is less than this many times
 /// its size. One that compresses better is stopped at the blob that does not fit.
@@ -36,7 +36,7 @@ pub(super) async fn check_archive_fits(
     let scope = job.scope;
     if job.measured.get().is_none() {
         let file = file.try_clone().map_err(|error| BundleError::Archive(ArchiveError::Io(error)))?;
-        let (limits, available) = (scope.limits.clone(), space.available);
+        let (limits, available) = (scope.limits.clone(), space.available.bytes);
         let measured = spawn_blocking(move || measure_files(file, &limits, available)).await;
         let measured = measured.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         match measured.map_err(BundleError::Archive)? {
@@ -45,16 +45,25 @@ pub(super) async fn check_archive_fits(
         }
     }
     let files = job.measured.get().map_or(&[][..], Vec::as_slice);
-    let on_disk = |size: u64| size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
-    let mut needed = files.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(on_disk(*size)));
+    let on_disk = |size: u64| DiskUsage {
+        bytes: size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size),
+        inodes: 1,
+    };
+    let sum = |files: &[(Option<Digest>, u64)]| {
+        files.iter().fold(DiskUsage::default(), |sum, (_, size)| sum + on_disk(*size))
+    };
+    let mut needed = sum(files);
     // Only now is the store asked for each blob, as most archives fit in any case.
-    if needed > space.available {
+    if !needed.fits_into(space.available) {
+        let mut missing = Vec::new();
         for (digest, size) in files {
-            let Some(digest) = digest else { continue };
-            if scope.store.content_size(scope.namespace, digest).await? == Some(*size) {
-                needed = needed.saturating_sub(on_disk(*size));
-            }
+            let has = match digest {
+                Some(digest) => scope.store.content_size(scope.namespace, digest).await? == Some(*size),
+                None => false,
+            };
+            missing.extend((!has).then_some((*digest, *size)));
         }
+        needed = sum(&missing);
     }
     Ok(space.check_fits(needed, "the archive")?)
 }

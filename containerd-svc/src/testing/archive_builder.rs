@@ -24,6 +24,7 @@ pub struct ArchiveBuilder {
     files: Vec<(String, Vec<u8>)>,
     index_entries: Vec<Value>,
     docker_entries: Vec<Value>,
+    compresses_layers: bool,
 }
 
 fn descriptor_json(media_type: &str, bytes: &[u8]) -> Value {
@@ -33,7 +34,15 @@ fn descriptor_json(media_type: &str, bytes: &[u8]) -> Value {
 impl ArchiveBuilder {
     /// An empty archive.
     pub fn new(format: BuiltArchiveFormat) -> Self {
-        Self { format, files: Vec::new(), index_entries: Vec::new(), docker_entries: Vec::new() }
+        let (files, index_entries, docker_entries) = (Vec::new(), Vec::new(), Vec::new());
+        Self { format, files, index_entries, docker_entries, compresses_layers: false }
+    }
+
+    /// Compresses the layers of images that are added later with gzip. Default: they are not compressed.
+    #[must_use]
+    pub fn with_gzip_layers(mut self) -> Self {
+        self.compresses_layers = true;
+        self
     }
 
     /// Adds an image for this machine's platform with this tar as its layer; `names` may be empty.
@@ -51,6 +60,10 @@ impl ArchiveBuilder {
             "rootfs": { "type": "layers", "diff_ids": [Digest::of_content(layer).to_string()] },
         });
         let config = config.to_string().into_bytes();
+        let (layer, compression) = match self.compresses_layers {
+            true => (&compress_gzip(layer)[..], "+gzip"),
+            false => (layer, ""),
+        };
         if self.format == BuiltArchiveFormat::DockerArchive {
             let (config_name, layer_name) = (
                 Digest::of_content(&config).to_hex() + ".json",
@@ -64,7 +77,7 @@ impl ArchiveBuilder {
         let manifest = json!({
             "schemaVersion": 2, "mediaType": media::OCI_MANIFEST,
             "config": descriptor_json("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor_json("application/vnd.oci.image.layer.v1.tar", layer)],
+            "layers": [descriptor_json(&format!("application/vnd.oci.image.layer.v1.tar{compression}"), layer)],
         });
         let manifest = manifest.to_string().into_bytes();
         self.index_entries.extend(self.new_index_entries(names, media::OCI_MANIFEST, &manifest));
@@ -168,10 +181,7 @@ impl ArchiveBuilder {
 
     /// The archive, compressed with gzip.
     pub fn to_gzip(&self) -> Vec<u8> {
-        use std::io::Write as _;
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        encoder.write_all(&self.to_tar()).expect("written to memory");
-        encoder.finish().expect("written to memory")
+        compress_gzip(&self.to_tar())
     }
 
     /// The archive, compressed with zstd.
@@ -181,6 +191,13 @@ impl ArchiveBuilder {
         std::io::Write::write_all(&mut encoder, &self.to_tar()).expect("written to memory");
         encoder.finish().expect("written to memory")
     }
+}
+
+fn compress_gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).expect("written to memory");
+    encoder.finish().expect("written to memory")
 }
 
 /// A ustar of these files, whose names have at most 100 bytes.

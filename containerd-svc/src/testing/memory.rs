@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::image::{Image, ImageLayer, Labels};
 use crate::store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
-use crate::{Digest, DiskReserve, DiskSpace, Namespace};
+use crate::{Digest, DiskReserve, DiskSpace, DiskUsage, Namespace};
 
 /// An image store in memory. Content that no image refers to is removed when the last import session has
 /// finished.
@@ -289,8 +289,8 @@ impl ImportSession for MemImport {
         let used = self.store.content_bytes();
         let disk = self.store.lock_state().disk_bytes;
         let space = |disk: u64| {
-            let free = disk.saturating_sub(used);
-            DiskSpace::above_reserve(DiskReserve::default(), disk, free, free)
+            let [all, free] = [disk, disk.saturating_sub(used)].map(|bytes| DiskUsage { bytes, inodes: 0 });
+            DiskSpace::above_reserve(DiskReserve::default(), all, free, free.bytes)
         };
         Ok(disk.map(space))
     }

@@ -367,7 +367,7 @@ pub(crate) fn busybox_layer() -> Vec<u8> {
 }
 
 /// A layer with these executables.
-fn create_layer(files: &[(&str, &[u8])]) -> Vec<u8> {
+pub(crate) fn create_layer(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, content) in files {
         let mut header = tar::Header::new_ustar();
