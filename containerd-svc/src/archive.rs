@@ -12,7 +12,9 @@ mod tar;
 
 pub(crate) use compression::Compression;
 pub use error::{ArchiveError, ArchiveLimitKind};
-#[cfg_attr(not(feature = "client"), allow(unused_imports, reason = "MemStore unpacks nothing"))]
 pub(crate) use layer::measure_layer;
-pub(crate) use outline::read_outline;
-pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, measure_archive, read_archive};
+pub(crate) use outline::{ArchiveOutline, FilePlace, read_outline};
+pub(crate) use reader::{
+    ArchiveContents, BlobSink, ReadError, StoredBlob, WantedFiles, digest_from_name, measure_archive,
+    read_archive,
+};

@@ -41,7 +41,15 @@ struct SpaceError {
     reserve: u64,
 }
 
+/// The unit in which most file systems allocate space to a file.
+const BLOCK_BYTES: u64 = 4096;
+
 impl DiskUsage {
+    /// What a file of this size takes.
+    pub(crate) fn of_file(size: u64) -> Self {
+        Self { bytes: size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size), inodes: 1 }
+    }
+
     /// Returns whether neither exceeds the room.
     pub(crate) fn fits_into(self, room: Self) -> bool {
         self.bytes <= room.bytes && self.inodes <= room.inodes

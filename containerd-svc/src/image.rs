@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::Digest;
+use crate::{Digest, DiskUsage};
 
 /// Identifies content by media type, digest and size.
 ///
@@ -38,6 +38,8 @@ pub struct ImageLayer {
     pub blob: Descriptor,
     /// The digest of the tar that it unpacks to.
     pub diff_id: Digest,
+    /// What its files take on a disk at most; `None` if that is not known yet.
+    pub unpacked: Option<DiskUsage>,
 }
 
 /// The supported media types.

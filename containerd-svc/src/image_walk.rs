@@ -176,9 +176,7 @@ impl<'a> ImageWalk<'a> {
         let (by, config_target) = (descriptor.digest.to_string(), manifest.config.to_descriptor());
         let config: ImageConfig = self.read_needed_document(&config_target, &by, content).await?;
         let platform = config.platform;
-        // An image that states no platform is accepted on every one.
-        let is_stated = !(platform.os.is_empty() && platform.architecture.is_empty());
-        if is_stated && !self.scope.platform.can_run(&platform) {
+        if platform.is_stated() && !self.scope.platform.can_run(&platform) {
             content.others.push(platform);
             return Ok(());
         }
@@ -199,7 +197,8 @@ impl<'a> ImageWalk<'a> {
         }
         content.labels.entry(descriptor.digest).or_default().extend(labels);
         let blobs = manifest.layers.iter().map(JsonDescriptor::to_descriptor);
-        let layers = blobs.zip(config.rootfs.diff_ids).map(|(blob, diff_id)| ImageLayer { blob, diff_id });
+        let layers = blobs.zip(config.rootfs.diff_ids);
+        let layers = layers.map(|(blob, diff_id)| ImageLayer { blob, diff_id, unpacked: None });
         let image = RunnableImage { config: manifest.config.digest, layers: layers.collect() };
         content.runnable_images.push(image);
         Ok(())

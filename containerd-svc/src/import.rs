@@ -1,6 +1,7 @@
 //! Imports one bundle into a store: reads it once, and lists its images only when they are complete.
 
 pub(crate) mod bridge;
+mod index;
 mod names;
 mod space;
 
@@ -15,6 +16,7 @@ use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
 use crate::store::{ImportSession, IncomingBlob};
 use crate::{Digest, ImageName, ImageStoreError};
 
+use index::{ArchiveIndex, Judgement};
 use names::ImageCandidates;
 pub(crate) use space::MeasuredFiles;
 
@@ -49,10 +51,17 @@ pub(crate) async fn import_bundle(
     file: File,
     listing: &mut ImageMapper<'_>,
 ) -> Result<ImportedImages, BundleError> {
+    let index = ArchiveIndex::read(&file).await?;
+    // Before anything is written: what is for another platform, or no archive of images, never is.
+    let judgement = match &index {
+        Some(index) => index.judge(job).await?,
+        None => Judgement::default(),
+    };
     let import = job.scope.store.begin_import(job.scope.namespace).await?;
-    let (mut import, read) = match space::check_archive_fits(job, &file, &*import).await {
+    let judged = index.as_ref().map(|index| (index, &judgement));
+    let (mut import, read) = match space::check_archive_fits(job, &file, judged, &*import).await {
         // The session moves to the thread that reads the archive, and comes back with the result.
-        Ok(()) => bridge::read_archive(file, job.scope.limits.clone(), import).await,
+        Ok(()) => bridge::read_archive(file, job.scope.limits.clone(), judgement.wanted, import).await,
         Err(error) => (Some(import), Err(error)),
     };
     let done = match (&mut import, read) {
@@ -99,7 +108,7 @@ async fn finish_import(
     keep_existing_content(needed.collect(), contents, import).await?;
     let mut labels: BTreeMap<Digest, Labels> = BTreeMap::new();
     if job.unpack {
-        unpack_images(import, &mut chosen, &mut left_out, &mut labels).await?;
+        unpack_images(job, import, &mut chosen, &mut left_out, &mut labels).await?;
     }
     // An archive with a damaged file lacks what that file should be.
     for LeftOutImage { reason, .. } in &mut left_out {
@@ -206,6 +215,7 @@ async fn choose_target(
 
 /// Unpacks the layers of each image, and leaves out those that the store refuses to unpack.
 async fn unpack_images(
+    job: ImportJob<'_>,
     import: &mut dyn ImportSession,
     chosen: &mut Vec<ChosenImage>,
     left_out: &mut Vec<LeftOutImage>,
@@ -218,7 +228,7 @@ async fn unpack_images(
             continue;
         }
         for runnable in &image.content.runnable_images {
-            match import.unpack_layers(&runnable.layers).await {
+            match import.unpack_layers(&job.measured.with_usage(&runnable.layers)).await {
                 Ok(keep) => labels.entry(runnable.config).or_default().extend(keep),
                 // A full disk refuses all that follows as well.
                 Err(error @ ImageStoreError::NoSpace { .. }) => return Err(error.into()),

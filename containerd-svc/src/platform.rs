@@ -33,6 +33,11 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant: variant.map(String::from) }
     }
 
+    /// Returns whether it names anything: an image that states no platform is accepted on every one.
+    pub(crate) fn is_stated(&self) -> bool {
+        !(self.os.is_empty() && self.architecture.is_empty())
+    }
+
     /// Returns whether this platform runs images for `other`. A platform without a variant runs the baseline variant:
     /// `v8` of `arm64`, `v1` of `amd64`.
     pub fn can_run(&self, other: &Self) -> bool {

@@ -34,7 +34,7 @@ pub async fn import_archive(
         scope: ImageScope { store, namespace, platform: &platform, limits: &limits },
         repository: repository_name(&name).unwrap_or(&name),
         unpack: false,
-        measured: &MeasuredFiles::new(),
+        measured: &MeasuredFiles::default(),
     };
     let image = |(name, target): &(ImageName, Descriptor)| Image {
         name: name.to_string(),

@@ -96,6 +96,14 @@ pub enum ArchiveError {
         /// The quantity that is limited.
         of: ArchiveLimitKind,
     },
+    /// The archive begins with many files that no image archive has: it is of something else, as a root file system.
+    #[error(
+        "archive of other files than images, such as {file:?}: save the images with `docker save` or `skopeo copy`"
+    )]
+    NotImages {
+        /// One of the files.
+        file: String,
+    },
     /// A file name leads out of the archive. No tool creates such images; nothing was written to that path.
     #[error(
         "the image archive has an unsafe file name {name:?}, which leads out of it: create the archive again"

@@ -3,8 +3,8 @@
 use std::io;
 
 use super::pax::PaxHeader;
-use super::reader::digest_from_name;
-use super::tar::{BLOCK_BYTES, TarHeader, file_name, has_no_content, is_file_kind};
+use super::reader::ArchiveNames;
+use super::tar::{BLOCK_BYTES, EntryKind, MAX_NAMES_BYTES, TarEntry, TarHeader, has_no_content};
 use crate::Digest;
 use crate::digest::DigestHasher;
 
@@ -19,8 +19,16 @@ const MAX_HEADERS: usize = 65_536;
 pub(crate) struct ArchiveOutline {
     /// Of all headers and all small files, and so of all digests in an image's documents.
     pub(crate) digest: Digest,
-    /// The size of each file, and its digest if its name has one.
-    pub(crate) files: Vec<(Option<Digest>, u64)>,
+    /// The places of its files; of several with one name, the last one.
+    pub(crate) names: ArchiveNames<FilePlace>,
+}
+
+/// The place of a file in an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FilePlace {
+    /// The offset of its first byte.
+    pub(crate) at: u64,
+    pub(crate) size: u64,
 }
 
 /// Reads the outline of the tar that begins at this offset, by a function that fills a buffer from an offset;
@@ -34,15 +42,16 @@ pub(crate) fn read_outline(
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         read => read.map(Some),
     };
-    let (mut hasher, mut files, mut at) = (DigestHasher::default(), Vec::new(), start);
-    let (mut pax, mut long_name) = (PaxHeader::default(), None);
+    let (mut hasher, mut names, mut at) = (DigestHasher::default(), ArchiveNames::default(), start);
+    let (mut pax, mut long_name, mut long_link) = (PaxHeader::default(), None, None);
+    let mut name_bytes = 0;
     for _ in 0..MAX_HEADERS {
         let mut block = [0; BLOCK_BYTES];
         if read_all(&mut block, at)?.is_none() {
             return Ok(None);
         }
         if block.iter().all(|byte| *byte == 0) {
-            return Ok(Some(ArchiveOutline { digest: hasher.finish(), files }));
+            return Ok(Some(ArchiveOutline { digest: hasher.finish(), names }));
         }
         let Ok(header) = TarHeader::parse(&block) else { return Ok(None) };
         hasher.update(&block);
@@ -65,15 +74,24 @@ pub(crate) fn read_outline(
         match header.kind {
             b'x' => pax = PaxHeader::parse(&content).unwrap_or_default(),
             b'L' => long_name = Some(content),
-            // Targets of links are not listed, and the import ignores global headers as well.
-            b'g' | b'K' => {}
+            b'K' => long_link = Some(content),
+            // The import ignores global headers as well.
+            b'g' => {}
             kind => {
-                let long_name = long_name.take();
-                let name = std::mem::take(&mut pax).path.or(long_name).unwrap_or(header.name);
-                let is_file = is_file_kind(kind);
-                match file_name(&name) {
-                    Ok(Some(name)) if is_file => files.push((digest_from_name(&name), size)),
-                    Ok(_) => {}
+                let pax = std::mem::take(&mut pax);
+                let name = pax.path.or(long_name.take()).unwrap_or(header.name);
+                let link = pax.link.or(long_link.take()).unwrap_or(header.link);
+                name_bytes += (name.len() + link.len()) as u64;
+                if name_bytes > MAX_NAMES_BYTES {
+                    return Ok(None);
+                }
+                match TarEntry::parse(kind, &name, &link, size) {
+                    Ok(TarEntry { name, kind: EntryKind::File, size }) => {
+                        names
+                            .files
+                            .insert(name, FilePlace { at: at.saturating_add(BLOCK_BYTES as u64), size });
+                    }
+                    Ok(TarEntry { name, kind, .. }) => names.add_link(name, &kind),
                     Err(_) => return Ok(None),
                 }
             }

@@ -1,6 +1,6 @@
 //! Splits an archive into blobs, in one pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use bytes::Bytes;
@@ -17,6 +17,10 @@ const CHUNK_BYTES: usize = 512 << 10;
 
 /// Maximum number of links followed to a file.
 const MAX_LINKS: usize = 8;
+
+/// The number of files without the name of any document or layer at which an archive counts as none of images: a root file
+/// system, for one, that is not to be written to its end.
+const MAX_FOREIGN_FILES: usize = 64;
 
 /// Receives the blobs of an archive.
 pub(crate) trait BlobSink {
@@ -63,24 +67,56 @@ pub(crate) struct ArchiveContents {
     pub(crate) index: Option<Vec<u8>>,
     /// `manifest.json` of a docker-archive.
     pub(crate) manifest: Option<Vec<u8>>,
-    files: BTreeMap<String, StoredBlob>,
+    names: ArchiveNames<StoredBlob>,
     /// Files whose content has this digest, and not the one in their name. No sink has them.
     damaged: BTreeMap<String, Digest>,
+}
+
+/// The files of an archive, and the links to them.
+#[derive(Debug)]
+pub(crate) struct ArchiveNames<T> {
+    pub(crate) files: BTreeMap<String, T>,
     links: BTreeMap<String, String>,
+}
+
+impl<T> Default for ArchiveNames<T> {
+    fn default() -> Self {
+        Self { files: BTreeMap::new(), links: BTreeMap::new() }
+    }
+}
+
+impl<T> ArchiveNames<T> {
+    /// The file with this name, following links within the archive; with the name that it has itself.
+    pub(crate) fn find(&self, name: &str) -> Option<(String, &T)> {
+        let mut name = resolve_name("", name)?;
+        // A bounded number: an archive may have links in a circle.
+        for _ in 0..MAX_LINKS {
+            if let Some(file) = self.files.get(&name) {
+                return Some((name, file));
+            }
+            name.clone_from(self.links.get(&name)?);
+        }
+        None
+    }
+
+    /// Adds a link; a target outside of the archive is dropped.
+    pub(super) fn add_link(&mut self, name: String, kind: &EntryKind) {
+        let (directory, to) = match kind {
+            // Relative to the link's own directory.
+            EntryKind::Symlink(to) => (name.rsplit_once('/').map_or("", |(directory, _)| directory), to),
+            EntryKind::Hardlink(to) => ("", to),
+            EntryKind::File | EntryKind::Other => return,
+        };
+        if let Some(to) = resolve_name(directory, to) {
+            self.links.insert(name, to);
+        }
+    }
 }
 
 impl ArchiveContents {
     /// The file with this name, following links within the archive.
     pub(crate) fn find_file(&self, name: &str) -> Option<&StoredBlob> {
-        let mut name = resolve_name("", name)?;
-        // A bounded number: an archive may have links in a circle.
-        for _ in 0..MAX_LINKS {
-            if let Some(stored) = self.files.get(&name) {
-                return Some(stored);
-            }
-            name.clone_from(self.links.get(&name)?);
-        }
-        None
+        self.names.find(name).map(|(_, stored)| stored)
     }
 
     /// The damaged file that this missing content would be, by its name or its digest; with the digest that it has.
@@ -94,7 +130,7 @@ impl ArchiveContents {
 
     /// The digests of all blobs of the archive.
     pub(crate) fn blob_digests(&self) -> impl Iterator<Item = Digest> {
-        self.files.values().map(|stored| stored.digest)
+        self.names.files.values().map(|stored| stored.digest)
     }
 }
 
@@ -116,26 +152,25 @@ fn resolve_name(directory: &str, name: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Reads an archive to its end and commits all blobs in it.
+/// The files of an archive that are read; `None` for all.
+pub(crate) type WantedFiles = Option<BTreeSet<String>>;
+
+/// Reads an archive to its end and commits the blobs in it that are wanted.
 pub(crate) fn read_archive<R: Read, S: BlobSink>(
     file: R,
     limits: &ImportLimits,
+    wanted: &WantedFiles,
     sink: &mut S,
 ) -> Result<ArchiveContents, ReadError<S::Error>> {
     let mut tar = TarReader::open(file, limits)?;
-    let mut contents = ArchiveContents::default();
+    let (mut contents, mut foreign) = (ArchiveContents::default(), Some(0));
     while let Some(entry) = tar.next_entry()? {
         match &entry.kind {
-            EntryKind::File => read_file(&mut tar, entry, limits, &mut contents, sink)?,
-            EntryKind::Symlink(to) => {
-                // Relative to the link's own directory. A target outside of the archive is dropped.
-                let directory = entry.name.rsplit_once('/').map_or("", |(directory, _)| directory);
-                contents.links.extend(resolve_name(directory, to).map(|to| (entry.name.clone(), to)));
+            EntryKind::File => {
+                foreign = count_foreign(foreign, &entry.name)?;
+                read_file(&mut tar, entry, limits, wanted, &mut contents, sink)?;
             }
-            EntryKind::Hardlink(to) => {
-                contents.links.extend(resolve_name("", to).map(|to| (entry.name.clone(), to)))
-            }
-            EntryKind::Other => {}
+            kind => contents.names.add_link(entry.name, kind),
         }
     }
     // The checksum at the end covers everything before it, so it is read before anything is listed.
@@ -162,6 +197,7 @@ fn read_file<R: Read, S: BlobSink>(
     tar: &mut TarReader<R>,
     entry: TarEntry,
     limits: &ImportLimits,
+    wanted: &WantedFiles,
     contents: &mut ArchiveContents,
     sink: &mut S,
 ) -> Result<(), ReadError<S::Error>> {
@@ -171,15 +207,41 @@ fn read_file<R: Read, S: BlobSink>(
         // Only a version, on which nothing here depends.
         "oci-layout" => {}
         name if is_legacy_metadata(name) => {}
+        name if wanted.as_ref().is_some_and(|wanted| !wanted.contains(name)) => {}
         _ => {
             let stored = read_blob(tar, &entry, sink)?;
             match digest_from_name(&entry.name).filter(|expected| *expected != stored.digest) {
                 Some(_) => drop(contents.damaged.insert(entry.name, stored.digest)),
-                None => drop(contents.files.insert(entry.name, stored)),
+                None => drop(contents.names.files.insert(entry.name, stored)),
             }
         }
     }
     Ok(())
+}
+
+/// Counts the files before the first one that an image archive may have; an error where there are too many.
+fn count_foreign(foreign: Option<usize>, name: &str) -> Result<Option<usize>, ArchiveError> {
+    match foreign {
+        Some(count) if !is_usual_name(name) => match count + 1 {
+            MAX_FOREIGN_FILES => Err(ArchiveError::NotImages { file: name.to_owned() }),
+            count => Ok(Some(count)),
+        },
+        // One usual name suffices.
+        _ => Ok(None),
+    }
+}
+
+/// Returns whether writers of image archives use such names, for documents, layers or version files.
+///
+/// *Source:* the OCI image layout; `docker save` of all releases; go-containerregistry's tarballs (`sha256:…` for a
+/// configuration).
+fn is_usual_name(name: &str) -> bool {
+    const SUFFIXES: [&str; 7] = [".json", ".tar", ".gz", ".tgz", ".zst", "/VERSION", "/json"];
+    name.starts_with("blobs/")
+        || name.starts_with("sha256:")
+        || ["oci-layout", "repositories"].contains(&name)
+        || SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+        || Digest::from_hex(name).is_some()
 }
 
 /// Files that docker-archives keep for tools from before 2016 and that nothing refers to.
@@ -259,7 +321,7 @@ fn read_chunk<R: Read>(tar: &mut TarReader<R>, size: u64) -> Result<Bytes, Archi
 
 /// The digest in a file's name: of a blob in an OCI layout, or of a file that a docker-archive names by its
 /// digest.
-pub(super) fn digest_from_name(name: &str) -> Option<Digest> {
+pub(crate) fn digest_from_name(name: &str) -> Option<Digest> {
     if let Some(blob) = name.strip_prefix("blobs/") {
         return blob.strip_prefix("sha256/").and_then(Digest::from_hex);
     }
@@ -275,16 +337,29 @@ mod tests {
     fn links_are_followed_within_the_archive_only() {
         let stored = StoredBlob { digest: Digest::of_content(b""), size: 0, compression: Compression::None };
         let links = [("b/layer.tar", "a/layer.tar"), ("loop", "loop")];
-        let contents = ArchiveContents {
+        let names = ArchiveNames {
             files: BTreeMap::from([("a/layer.tar".to_owned(), stored.clone())]),
             links: links.map(|(from, to)| (from.to_owned(), to.to_owned())).into(),
-            ..ArchiveContents::default()
         };
+        let contents = ArchiveContents { names, ..ArchiveContents::default() };
         for name in ["a/layer.tar", "./a//layer.tar", "b/layer.tar", "b/../a/layer.tar"] {
             assert_eq!(contents.find_file(name), Some(&stored), "{name}");
         }
         for name in ["loop", "c", "../a/layer.tar", "a/../../a/layer.tar", ""] {
             assert_eq!(contents.find_file(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn files_count_as_foreign_until_the_first_usual_name() {
+        let count = |names: &[&str]| names.iter().try_fold(Some(0), |count, name| count_foreign(count, name));
+        let root = ["bin/ls"; MAX_FOREIGN_FILES];
+        assert!(matches!(count(&root), Err(ArchiveError::NotImages { file }) if file == "bin/ls"));
+        assert_eq!(count(&root[1..]).expect("few"), Some(MAX_FOREIGN_FILES - 1));
+        let hex = Digest::of_content(b"").to_hex();
+        let layer = format!("{hex}/layer.tar");
+        for usual in ["oci-layout", "index.json", "blobs/sha256/x", &layer, &hex, "x.tar.gz", "sha256:x"] {
+            assert_eq!(count(&[&[usual][..], &root, &root].concat()).expect("usual"), None, "{usual}");
         }
     }
 

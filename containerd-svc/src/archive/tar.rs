@@ -16,7 +16,7 @@ const MAX_NAME_BYTES: u64 = 64 << 10;
 
 /// Maximum size of all names and link targets together, which are kept in memory: four times what 65,536 blobs
 /// need.
-const MAX_NAMES_BYTES: u64 = 8 << 20;
+pub(super) const MAX_NAMES_BYTES: u64 = 8 << 20;
 
 /// The type of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +37,21 @@ pub(super) struct TarEntry {
     pub(super) name: String,
     pub(super) kind: EntryKind,
     pub(super) size: u64,
+}
+
+impl TarEntry {
+    pub(super) fn parse(kind: u8, name: &[u8], link: &[u8], size: u64) -> Result<Self, ArchiveError> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
+        let kind = match kind {
+            // The oldest tars mark directories only by a trailing slash.
+            kind if is_file_kind(kind) && until_nul(name).ends_with(b"/") => EntryKind::Other,
+            kind if is_file_kind(kind) => EntryKind::File,
+            b'1' => EntryKind::Hardlink(text(link)),
+            b'2' => EntryKind::Symlink(text(link)),
+            _ => EntryKind::Other,
+        };
+        Ok(Self { name: normalize_name(&text(name))?, kind, size })
+    }
 }
 
 /// One entry, with its names as the headers have them.
@@ -86,16 +101,7 @@ impl<R: Read> TarReader<R> {
         if self.names > MAX_NAMES_BYTES {
             return Err(ArchiveError::Limit { limit: MAX_NAMES_BYTES, of: ArchiveLimitKind::Names });
         }
-        let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
-        let kind = match kind {
-            // The oldest tars mark directories only by a trailing slash.
-            kind if is_file_kind(kind) && until_nul(&name).ends_with(b"/") => EntryKind::Other,
-            kind if is_file_kind(kind) => EntryKind::File,
-            b'1' => EntryKind::Hardlink(text(&link)),
-            b'2' => EntryKind::Symlink(text(&link)),
-            _ => EntryKind::Other,
-        };
-        Ok(Some(TarEntry { name: normalize_name(&text(&name))?, kind, size }))
+        TarEntry::parse(kind, &name, &link, size).map(Some)
     }
 
     /// As [`next_entry`](Self::next_entry), with the names as they are, and without a limit on their sum.
@@ -244,7 +250,7 @@ impl<R: Read> TarReader<R> {
 }
 
 /// Returns whether a header is of a regular file.
-pub(super) fn is_file_kind(kind: u8) -> bool {
+fn is_file_kind(kind: u8) -> bool {
     matches!(kind, b'0' | 0 | b'7')
 }
 
@@ -254,16 +260,6 @@ pub(super) fn is_file_kind(kind: u8) -> bool {
 /// *Source:* Go's `archive/tar`, `isHeaderOnly`, which containerd reads layers with.
 pub(super) fn has_no_content(kind: u8) -> bool {
     matches!(kind, b'1'..=b'6')
-}
-
-/// The name of a regular file in a header; `None` for a directory, which the oldest tars mark only by a trailing
-/// slash.
-pub(super) fn file_name(name: &[u8]) -> Result<Option<String>, ArchiveError> {
-    let name = until_nul(name);
-    match name.ends_with(b"/") {
-        true => Ok(None),
-        false => normalize_name(&String::from_utf8_lossy(name)).map(Some),
-    }
 }
 
 /// Removes `./` and double slashes from a name.
@@ -282,7 +278,7 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
 /// A header block of the archive.
 pub(super) struct TarHeader {
     pub(super) name: Vec<u8>,
-    link: Vec<u8>,
+    pub(super) link: Vec<u8>,
     pub(super) kind: u8,
     pub(super) size: u64,
 }

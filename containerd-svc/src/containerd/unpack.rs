@@ -131,7 +131,10 @@ async fn check_disk_space(
         }
         _ => DiskUsage::default(),
     };
-    let files = measure_content(lease, layer, space.available).await?;
+    let files = match layer.unpacked {
+        Some(usage) => usage,
+        None => measure_content(lease, layer, space.available).await?,
+    };
     space.check_fits(SNAPSHOT_USAGE + copied + files, "its unpacked layer")
 }
 

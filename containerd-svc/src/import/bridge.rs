@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
+use crate::archive::{self, ArchiveContents, BlobSink, ReadError, WantedFiles};
 use crate::error::BundleError;
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
 use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
@@ -19,6 +19,7 @@ use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
 pub(super) async fn read_archive(
     file: File,
     limits: ImportLimits,
+    wanted: WantedFiles,
     import: Box<dyn ImportSession>,
 ) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
     // Dropped with this future, which ends the thread's next wait for the store.
@@ -26,7 +27,7 @@ pub(super) async fn read_archive(
     let runtime = Handle::current();
     let reading = spawn_blocking(move || {
         let mut bridge = StoreBridge { runtime, cancelled: stopped, import, writer: None };
-        let read = archive::read_archive(file, &limits, &mut bridge);
+        let read = archive::read_archive(file, &limits, &wanted, &mut bridge);
         (bridge.import, read)
     });
     match reading.await {
@@ -75,7 +76,7 @@ impl BlobSink for StoreBridge {
             && let Some(space) = wait_for_store(&self.runtime, &mut self.cancelled, self.import.disk_space())?
         {
             // Other programs write to the disk too, and the size of a compressed archive may be unknown.
-            space.check_fits(DiskUsage { bytes: blob.size, inodes: 1 }, &blob.file)?;
+            space.check_fits(DiskUsage::of_file(blob.size), &blob.file)?;
         }
         self.writer = writer;
         Ok(self.writer.is_some())

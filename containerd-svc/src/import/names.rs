@@ -62,14 +62,17 @@ pub(super) async fn find_candidates(
     }
 }
 
-fn parse_document<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, ArchivedImageError> {
+pub(super) fn parse_document<T: serde::de::DeserializeOwned>(
+    what: &str,
+    bytes: &[u8],
+) -> Result<T, ArchivedImageError> {
     serde_json::from_slice(bytes).map_err(|source| ArchivedImageError::InvalidDocument {
         what: what.to_owned(),
         source: Arc::new(source),
     })
 }
 
-fn add_layout_images(
+pub(super) fn add_layout_images(
     job: ImportJob<'_>,
     index: &[u8],
     candidates: &mut ImageCandidates,

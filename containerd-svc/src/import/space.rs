@@ -1,15 +1,18 @@
 //! Checks that an archive fits before anything of it is written.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
-use std::sync::OnceLock;
+use std::ops::Add as _;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tokio::task::spawn_blocking;
 
 use super::ImportJob;
-use crate::archive::{ArchiveError, measure_archive, read_outline};
+use super::index::{ArchiveIndex, Judgement};
+use crate::archive::{ArchiveError, measure_archive};
 use crate::error::BundleError;
+use crate::image::ImageLayer;
 use crate::store::ImportSession;
 use crate::{Digest, DiskUsage, ImportLimits};
 
@@ -20,66 +23,91 @@ const MAX_COMPRESSION: u64 = 16;
 /// The sizes of an archive's files, with their digests if their names have one.
 type FileSizes = Vec<(Option<Digest>, u64)>;
 
-/// The sizes of an archive, which is measured once, however often a bundle that does not fit is tried.
-pub(crate) type MeasuredFiles = OnceLock<FileSizes>;
+/// What was measured of an archive, once, however often a bundle that does not fit is tried.
+#[derive(Debug, Default)]
+pub(crate) struct MeasuredFiles {
+    files: OnceLock<FileSizes>,
+    layers: Mutex<BTreeMap<Digest, MeasuredLayer>>,
+}
 
-/// The unit in which most file systems allocate space to a file.
-const BLOCK_BYTES: u64 = 4096;
+/// What the files of a layer take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MeasuredLayer {
+    pub(super) usage: DiskUsage,
+    /// False if it was only counted until it did not fit.
+    pub(super) is_complete: bool,
+}
+
+impl MeasuredFiles {
+    pub(super) fn find_layer(&self, layer: Digest) -> Option<MeasuredLayer> {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner).get(&layer).copied()
+    }
+
+    pub(super) fn add_layer(&self, layer: Digest, usage: DiskUsage, is_complete: bool) {
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        layers.insert(layer, MeasuredLayer { usage, is_complete });
+    }
+
+    /// The layers with what they take, as far as that is known.
+    pub(super) fn with_usage(&self, layers: &[ImageLayer]) -> Vec<ImageLayer> {
+        let usage = |layer: &ImageLayer| {
+            self.find_layer(layer.blob.digest).filter(|known| known.is_complete).map(|known| known.usage)
+        };
+        layers.iter().map(|layer| ImageLayer { unpacked: usage(layer), ..layer.clone() }).collect()
+    }
+}
 
 /// Checks that what the store lacks of the archive fits on its disk.
 pub(super) async fn check_archive_fits(
     job: ImportJob<'_>,
     file: &File,
+    judged: Option<(&ArchiveIndex, &Judgement)>,
     import: &dyn ImportSession,
 ) -> Result<(), BundleError> {
     let Some(space) = import.disk_space().await? else { return Ok(()) };
+    if let Some((index, judgement)) = judged {
+        let needed = index.measure(job, judgement, space.available).await?;
+        return Ok(space.check_fits(needed, "the archive")?);
+    }
     let scope = job.scope;
-    if job.measured.get().is_none() {
+    let measured = &job.measured.files;
+    if measured.get().is_none() {
         let file = file.try_clone().map_err(|error| BundleError::Archive(ArchiveError::Io(error)))?;
         let (limits, available) = (scope.limits.clone(), space.available.bytes);
-        let measured = spawn_blocking(move || measure_files(file, &limits, available)).await;
-        let measured = measured.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
-        match measured.map_err(BundleError::Archive)? {
-            Some(files) => drop(job.measured.set(files)),
+        let sizes = spawn_blocking(move || measure_files(file, &limits, available)).await;
+        let sizes = sizes.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        match sizes.map_err(BundleError::Archive)? {
+            Some(files) => drop(measured.set(files)),
             None => return Ok(()),
         }
     }
-    let files = job.measured.get().map_or(&[][..], Vec::as_slice);
-    let on_disk = |size: u64| DiskUsage {
-        bytes: size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size),
-        inodes: 1,
+    let files = measured.get().map_or(&[][..], Vec::as_slice);
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| {
+        sizes.map(DiskUsage::of_file).fold(DiskUsage::default(), DiskUsage::add)
     };
-    let sum = |files: &[(Option<Digest>, u64)]| {
-        files.iter().fold(DiskUsage::default(), |sum, (_, size)| sum + on_disk(*size))
-    };
-    let mut needed = sum(files);
+    let mut needed = sum(&mut files.iter().map(|(_, size)| *size));
     // Only now is the store asked for each blob, as most archives fit in any case.
     if !needed.fits_into(space.available) {
         let mut missing = Vec::new();
         for (digest, size) in files {
-            let has = match digest {
+            let is_present = match digest {
                 Some(digest) => scope.store.content_size(scope.namespace, digest).await? == Some(*size),
                 None => false,
             };
-            missing.extend((!has).then_some((*digest, *size)));
+            missing.extend((!is_present).then_some(*size));
         }
-        needed = sum(&missing);
+        needed = sum(&mut missing.into_iter());
     }
     Ok(space.check_fits(needed, "the archive")?)
 }
 
-/// The files of an archive with their sizes; `None` of a compressed one that is sure to fit.
+/// The files of a compressed archive with their sizes; `None` of one that is sure to fit.
 fn measure_files(
     mut file: File,
     limits: &ImportLimits,
     available: u64,
 ) -> Result<Option<FileSizes>, ArchiveError> {
     let start = file.stream_position().map_err(ArchiveError::Io)?;
-    if let Some(outline) =
-        read_outline(|buffer, at| file.read_exact_at(buffer, at), start).map_err(ArchiveError::Io)?
-    {
-        return Ok(Some(outline.files));
-    }
     let bytes = file.metadata().map_err(ArchiveError::Io)?.len().saturating_sub(start);
     if bytes.saturating_mul(MAX_COMPRESSION) < available {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! What a second pass does.
 
-use nodekeel_containerd_svc::BundleOutcome;
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::{BundleOutcome, Platform};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
 
@@ -104,4 +104,49 @@ async fn a_bundle_missing_content_is_imported_after_the_one_that_brings_it() {
     );
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
     assert_eq!(bundles.image_names().await, ["docker.io/library/a:a", "docker.io/library/b:b"]);
+}
+
+/// An archive with an image for each of two platforms, and one that nothing refers to.
+#[tokio::test]
+async fn what_this_node_does_not_need_of_an_archive_that_can_seek_is_never_written() {
+    let other = Platform { os: "linux".into(), architecture: "s390x".into(), variant: None };
+    let layer = vec![7; 100_000];
+    for format in [BuiltArchiveFormat::OciLayout, BuiltArchiveFormat::OciLayoutIndexLast] {
+        let bundles = BundleFixture::new();
+        let archive = ArchiveBuilder::new(format)
+            .with_image_for(&other, &[], &vec![8; 3_000_000])
+            .with_stated_platform(&other)
+            .with_image(&[], &layer)
+            .wrap_in_index(&["localhost/both:1"])
+            .with_file("blobs/sha256/stray", &vec![9; 3_000_000]);
+        assert_eq!(count_outcomes(&bundles.put_bundle("a.tar", &archive.to_tar()).run_preseed().await)[0], 1);
+        let written = bundles.store.written_bytes();
+        assert!(written < 110_000, "{written}");
+        assert_eq!(bundles.store.content_bytes(), written, "all of it is kept");
+    }
+    for format in [BuiltArchiveFormat::OciLayout, BuiltArchiveFormat::DockerArchive] {
+        let foreign = ArchiveBuilder::new(format).with_image_for(&other, &["localhost/other:1"], &layer);
+        let bundles = BundleFixture::new();
+        let report = bundles.put_bundle("a.tar", &foreign.to_tar()).run_preseed().await;
+        assert!(report.failures()[0].contains("is for linux/s390x"), "{report:?}");
+        assert_eq!(bundles.store.written_bytes(), 0, "{format:?}");
+    }
+}
+
+/// A root file system, as `docker export` writes it.
+#[tokio::test]
+async fn an_archive_of_something_else_is_known_by_its_index_or_its_first_files() {
+    let files = (0..1000).fold(ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive), |archive, number| {
+        archive.with_file(&format!("usr/bin/{number}"), &[7; 10_000])
+    });
+    let root = files.to_tar();
+    // Without the documents that the builder adds at its end.
+    let root = [&root[..1000 * (512 + 10_240)], &[0; 1024]].concat();
+    let bundles = BundleFixture::new();
+    let report = bundles.put_bundle("a.tar", &root).run_preseed().await;
+    assert!(report.failures()[0].contains("has neither index.json nor manifest.json"), "{report:?}");
+    assert_eq!(bundles.store.written_bytes(), 0);
+    let report = bundles.put_bundle("a.tar", &zstd::encode_all(&root[..], 1).unwrap()).run_preseed().await;
+    assert!(report.failures()[0].contains("archive of other files than images, such as"), "{report:?}");
+    assert!(bundles.store.written_bytes() < 64 * 10_000);
 }
