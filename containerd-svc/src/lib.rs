@@ -40,8 +40,8 @@
 //! # How it behaves
 //! - A bundle is read once, from start to end, and never unpacked to a file system by this crate. An uncompressed
 //!   one is first judged by its index: what this node does not need of it is not written. Memory is
-//!   bounded by 32 MiB: a few chunks of 512 KiB, one document and a list of names ([`ImportLimits`]), and
-//!   zstd's window, which may have 16 MiB: an archive with a larger one is rejected by name.
+//!   bounded by 16 MiB, a few chunks of 512 KiB, one document and a list of names ([`ImportLimits`]), and by the
+//!   window of a zstd archive: one with a larger window than [`ImportLimits::zstd_window`] is rejected by name.
 //! - Before the first byte of a bundle, and again before each blob, the free space of the store's disk is
 //!   compared with what is to be written: [`DiskReserve`] stays free. The size of a compressed bundle is known
 //!   only blob by blob. A layer is unpacked once what its files take at most was counted, in bytes and inodes.

@@ -16,6 +16,9 @@ pub struct ImportLimits {
     pub descriptors: u32,
     /// Nesting depth of indexes. Default: 4.
     pub nesting: u32,
+    /// Bytes of the window of a zstd archive, which takes that much memory; rounded down to a power of two. Default: 128 MiB,
+    /// the window of `zstd --long` and `zstd --ultra -22`.
+    pub zstd_window: u64,
 }
 
 impl Default for ImportLimits {
@@ -26,6 +29,7 @@ impl Default for ImportLimits {
             document_bytes: 4 << 20,
             descriptors: 16_384,
             nesting: 4,
+            zstd_window: 128 << 20,
         }
     }
 }

@@ -27,11 +27,12 @@ pub async fn import_archive(
     namespace: &Namespace,
     path: &Path,
     file: File,
+    limits: &ImportLimits,
 ) -> Result<ImportedImages, ImportError> {
-    let (platform, limits) = (Platform::of_build_target(), ImportLimits::default());
+    let platform = Platform::of_build_target();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let job = ImportJob {
-        scope: ImageScope { store, namespace, platform: &platform, limits: &limits },
+        scope: ImageScope { store, namespace, platform: &platform, limits },
         repository: repository_name(&name).unwrap_or(&name),
         unpack: false,
         measured: &MeasuredFiles::default(),

@@ -6,12 +6,6 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::ArchiveError;
 
-/// Maximum zstd window that gets memory, as a power of two: 16 MiB, half of what an import may take. Up to
-/// level 19, `zstd` uses 8 MiB.
-///
-/// *Source:* RFC 8878, 3.1.1.1.2: decoders should support at least 8 MB, and may reject more.
-const ZSTD_WINDOW_LOG: u32 = 24;
-
 /// zstd's text for a larger window.
 ///
 /// *Source:* `ERR_getErrorString` of `ZSTD_error_frameParameter_windowTooLarge`, in zstd's `error_private.c`.
@@ -23,13 +17,16 @@ const READ_BUFFER_BYTES: usize = 256 << 10;
 /// Length of the longest magic number.
 const MAGIC_BYTES: usize = 6;
 
+/// Binary logarithm of the largest zstd window that gets memory.
+type WindowLog = u32;
+
 type BufferedFile<R> = BufReader<Chain<Cursor<Vec<u8>>, R>>;
 
 /// The decompressed bytes of a file.
 pub(super) enum DecompressedStream<R: Read> {
     Raw(BufferedFile<R>),
     Gzip(Box<MultiGzDecoder<BufferedFile<R>>>),
-    Zstd(Box<zstd::stream::read::Decoder<'static, BufferedFile<R>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, BufferedFile<R>>>, WindowLog),
 }
 
 /// The compression that some magic bytes stand for.
@@ -58,8 +55,8 @@ impl Compression {
 }
 
 impl<R: Read> DecompressedStream<R> {
-    /// Detects the compression by the magic bytes.
-    pub(super) fn open(mut file: R) -> Result<Self, ArchiveError> {
+    /// Detects the compression by the magic bytes. A zstd window may have as many bytes.
+    pub(super) fn open(mut file: R, zstd_window: u64) -> Result<Self, ArchiveError> {
         let mut head = Vec::with_capacity(MAGIC_BYTES);
         file.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut head).map_err(ArchiveError::Io)?;
         let compression = Compression::detect(&head);
@@ -74,8 +71,11 @@ impl<R: Read> DecompressedStream<R> {
                     zstd::stream::read::Decoder::with_buffer(buffered).map_err(ArchiveError::Io)?;
                 // The frame states its own window: without this limit, it would decide how much memory the
                 // import takes.
-                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(ArchiveError::Io)?;
-                Self::Zstd(Box::new(decoder))
+                //
+                // *Source:* `ZSTD_WINDOWLOG_ABSOLUTEMIN` and `ZSTD_WINDOWLOG_MAX_64` in zstd.h.
+                let window_log = zstd_window.max(1).ilog2().clamp(10, 31);
+                decoder.window_log_max(window_log).map_err(ArchiveError::Io)?;
+                Self::Zstd(Box::new(decoder), window_log)
             }
             Compression::Unsupported(found) => return Err(ArchiveError::Compression { found }),
         })
@@ -90,10 +90,10 @@ impl<R: Read> DecompressedStream<R> {
     pub(super) fn read_error(&self, source: io::Error, at: u64) -> ArchiveError {
         // A decompressor passes on errors of the file, which have a number of the kernel, unlike its own.
         let is_of_file = matches!(self, Self::Raw(_)) || source.raw_os_error().is_some();
-        match source.kind() {
-            io::ErrorKind::UnexpectedEof => ArchiveError::Truncated { at },
-            _ if source.to_string() == ZSTD_WINDOW_ERROR => {
-                ArchiveError::Window { at, limit: 1 << ZSTD_WINDOW_LOG }
+        match (source.kind(), self) {
+            (io::ErrorKind::UnexpectedEof, _) => ArchiveError::Truncated { at },
+            (_, Self::Zstd(_, log)) if source.to_string() == ZSTD_WINDOW_ERROR => {
+                ArchiveError::Window { at, log: *log }
             }
             _ if is_of_file => ArchiveError::Io(source),
             _ => ArchiveError::Decompress { at, source },
@@ -106,7 +106,7 @@ impl<R: Read> Read for DecompressedStream<R> {
         match self {
             Self::Raw(stream) => stream.read(buffer),
             Self::Gzip(stream) => stream.read(buffer),
-            Self::Zstd(stream) => stream.read(buffer),
+            Self::Zstd(stream, _) => stream.read(buffer),
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         for (head, name) in
             [(&b"\xfd7zXZ\0"[..], "xz"), (b"BZh91AY", "bzip2"), (b"\x04\x22\x4d\x18..", "lz4")]
         {
-            let error = DecompressedStream::open(head).err().expect("unsupported");
+            let error = DecompressedStream::open(head, 0).err().expect("unsupported");
             assert!(error.to_string().contains(name), "{error}");
         }
     }
@@ -129,7 +129,7 @@ mod tests {
     fn unknown_magic_bytes_are_read_uncompressed() {
         for head in [&b""[..], b"x", b"index.json", b"\x28\xb5", b"\x1f"] {
             let mut text = Vec::new();
-            DecompressedStream::open(head).expect("raw").read_to_end(&mut text).expect("read");
+            DecompressedStream::open(head, 0).expect("raw").read_to_end(&mut text).expect("read");
             assert_eq!(text, head);
         }
     }

@@ -48,16 +48,18 @@ pub enum ArchiveError {
         /// The compression found.
         found: &'static str,
     },
-    /// Decompressing needs more memory than an import may take: compress the archive with a smaller window.
+    /// Decompressing needs more memory than [`ImportLimits::zstd_window`](crate::ImportLimits::zstd_window): compress the
+    /// archive with a smaller window, or raise the limit.
     #[error(
-        "zstd window at byte {at} of the image archive exceeds {limit} bytes: compress it again with zstd \
-         -19 or lower, and without --long or with --long=24"
+        "zstd window at byte {at} of the image archive exceeds {} bytes: compress it again with `zstd \
+         --long={log}`, or raise the limit of the window",
+        1_u64 << log
     )]
     Window {
         /// The position.
         at: u64,
-        /// The maximum in bytes.
-        limit: u64,
+        /// The binary logarithm of the maximum.
+        log: u32,
     },
     /// The compressed data are corrupt: copy or create the file again.
     #[error("corrupt compressed data at byte {at} of the image archive: copy or create the file again")]

@@ -81,7 +81,7 @@ pub(super) struct TarReader<R: Read> {
 
 impl<R: Read> TarReader<R> {
     pub(super) fn open(file: R, limits: &ImportLimits) -> Result<Self, ArchiveError> {
-        let stream = DecompressedStream::open(file)?;
+        let stream = DecompressedStream::open(file, limits.zstd_window)?;
         Ok(Self {
             stream,
             limits: limits.clone(),

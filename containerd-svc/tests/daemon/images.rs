@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
-use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _, import_archive};
+use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _, ImportLimits, import_archive};
 use rstest::rstest;
 
 use crate::cri::{CriClient, POD_IMAGE};
@@ -130,7 +130,15 @@ async fn files_of_content_that_are_deleted_or_truncated_are_written_again(
     fs::write(&layer, flipped).unwrap();
     let bundle = daemon.bundle_path("large.tar");
     let file = fs::File::open(&bundle).unwrap();
-    import_archive(&images.clone().with_layer_verification(), &namespace(), &bundle, file).await.unwrap();
+    import_archive(
+        &images.clone().with_layer_verification(),
+        &namespace(),
+        &bundle,
+        file,
+        &ImportLimits::default(),
+    )
+    .await
+    .unwrap();
     assert!(fs::read(&layer).unwrap() == content, "the layer is written again");
     assert_eq!(daemon.run_echo("localhost/busybox:1", "running"), "running\n");
     assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");

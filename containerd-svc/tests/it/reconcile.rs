@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, UNIX_EPOCH};
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
-use nodekeel_containerd_svc::{Digest, Image, ImageStore as _};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore, StoreCall};
+use nodekeel_containerd_svc::{Digest, Image, ImageStore as _, ImportLimits, Preseed};
 
 use crate::bundles::{BundleFixture, archive_of, count_outcomes, k8s_namespace};
 
@@ -269,12 +269,18 @@ async fn a_zstd_archive_with_a_large_window_is_rejected_by_name() {
         std::io::Write::write_all(&mut encoder, &tar).unwrap();
         encoder.finish().unwrap()
     };
-    let bundles = BundleFixture::new();
+    let mut bundles = BundleFixture::new();
     bundles.put_bundle("a24.tar.zst", &compress(24));
     bundles.put_bundle("b25.tar.zst", &compress(25));
     bundles.put_bundle("c27.tar.zst", &compress(27));
     // A later frame may have another window.
     bundles.put_bundle("d.tar.zst", &[compress(20), compress(27)].concat());
+    // The default accepts what RKE2 and `zstd --long` write.
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [4, 0, 0]);
+    (bundles.store, bundles.preseed) = (MemStore::new(), Preseed::new(bundles.directory.path()));
+    let mut limits = ImportLimits::default();
+    limits.zstd_window = (32 << 20) - 1;
+    bundles.preseed = bundles.preseed.with_limits(limits);
     let report = bundles.run_preseed().await;
     assert_eq!(count_outcomes(&report), [1, 0, 3], "{report:#?}");
     let text = format!("{report:?}");

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
-use nodekeel_containerd_svc::{Image, ImageStore as _, ImportError, import_archive};
+use nodekeel_containerd_svc::{Image, ImageStore as _, ImportError, ImportLimits, import_archive};
 
 use crate::bundles::k8s_namespace;
 
@@ -14,8 +14,14 @@ async fn import_bytes(store: &MemStore, bytes: &[u8]) -> Result<Vec<Image>, Impo
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     let archive = File::open(file.path()).unwrap();
-    let imported =
-        import_archive(store, &k8s_namespace(), Path::new("/images/archive.tar.gz"), archive).await?;
+    let imported = import_archive(
+        store,
+        &k8s_namespace(),
+        Path::new("/images/archive.tar.gz"),
+        archive,
+        &ImportLimits::default(),
+    )
+    .await?;
     assert!(imported.left_out.is_empty(), "{imported:?}");
     Ok(imported.images)
 }

@@ -157,7 +157,11 @@ impl PlannedRunnable for ContainerdPlan {
         let run = node.create_run_layout::<ContainerdRunLayout>()?.containerd.path().to_owned();
         let (path, log_store) = (node.search_path().as_path_variable(), node.log_store().clone());
         // Created once, and shared by all incarnations: the control API and the health keep their references.
-        let images = Arc::new(ImageAccess::new(self.directories.socket_path(), disk_reserve(&self.config)));
+        let images = Arc::new(ImageAccess::new(
+            self.directories.socket_path(),
+            disk_reserve(&self.config),
+            self.config.import_limits(),
+        ));
         node.extensions().insert(Arc::clone(&images));
         let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
         // An etcd that has not started yet will allocate its space: the images must leave it free.

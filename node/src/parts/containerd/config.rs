@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use nodekeel_containerd_svc::{CriSettings, RequiredImage, RuntimeHandler};
+use nodekeel_containerd_svc::{CriSettings, ImportLimits, RequiredImage, RuntimeHandler};
 use nodekeel_fsquota::Bytes;
 use serde::Deserialize;
 
@@ -25,6 +25,8 @@ pub struct ContainerdConfig {
     /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
     /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
     pub reserve: Option<Bytes>,
+    /// Bytes of the largest window of a zstd archive.
+    pub zstd_window: Bytes,
     /// True if the layers of those images are unpacked at import, so that the first container starts without
     /// that delay.
     pub unpack: bool,
@@ -36,6 +38,15 @@ pub struct ContainerdConfig {
     pub extra_args: Vec<String>,
 }
 
+impl ContainerdConfig {
+    /// The limits of an archive.
+    pub(super) fn import_limits(&self) -> ImportLimits {
+        let mut limits = ImportLimits::default();
+        limits.zstd_window = self.zstd_window.0;
+        limits
+    }
+}
+
 impl Default for ContainerdConfig {
     fn default() -> Self {
         Self {
@@ -44,6 +55,7 @@ impl Default for ContainerdConfig {
             preseed: None,
             required: Vec::new(),
             reserve: None,
+            zstd_window: Bytes(ImportLimits::default().zstd_window),
             unpack: false,
             cri: None,
             config: None,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DiskReserve, Image, ImageStore as _, LeftOutImage, Namespace,
+    ContainerdImages, DiskReserve, Image, ImageStore as _, ImportLimits, LeftOutImage, Namespace,
 };
 use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
@@ -30,12 +30,13 @@ pub(crate) struct ImageAccess {
     root: Mutex<Option<PathBuf>>,
     /// The reserve that images leave free on the disk.
     pub(super) reserve: DiskReserve,
+    limits: ImportLimits,
 }
 
 impl ImageAccess {
     /// The images of the containerd with this socket, before it has started.
-    pub(super) fn new(socket: PathBuf, reserve: DiskReserve) -> Self {
-        Self { socket, root: Mutex::default(), reserve }
+    pub(super) fn new(socket: PathBuf, reserve: DiskReserve, limits: ImportLimits) -> Self {
+        Self { socket, root: Mutex::default(), reserve, limits }
     }
 
     /// The directory of the images; `None` before containerd has started.
@@ -74,8 +75,9 @@ pub(crate) async fn import_images(
     let file = spawn_blocking(move || open_archive(&opened)).await;
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
     // An operator may import an archive again because its image is damaged.
+    let limits = images.as_ref().map(|images| images.limits.clone()).unwrap_or_default();
     let store = connect_store(images).await?.with_layer_verification();
-    let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
+    let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file, &limits).await;
     let imported = imported.map_err(|error| {
         // A retryable error is one of containerd. Any other is one of the archive, which the caller can correct.
         if error.is_retryable() {

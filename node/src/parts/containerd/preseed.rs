@@ -76,6 +76,7 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     // The check of the configuration has refused what is neither a file nor an image.
     let required = config.required.iter().filter_map(|text| text.parse().ok());
     let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
+    let preseed = preseed.with_limits(config.import_limits());
     let mut registry = Registry::with_prefix(metric_prefix());
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
