@@ -1,5 +1,6 @@
 //! Renders containerd's configuration from typed settings.
 
+mod fragment;
 mod oom_score;
 mod runsc;
 
@@ -10,6 +11,7 @@ use toml::{Table, Value};
 
 use crate::layout::DirectoryLayout;
 
+pub use fragment::{ConfigFragment, InvalidFragment};
 pub use oom_score::OomScorePolicy;
 pub use runsc::RunscSettings;
 
@@ -27,6 +29,13 @@ pub enum ConfigVersion {
 }
 
 impl ConfigVersion {
+    pub(crate) fn number(self) -> i64 {
+        match self {
+            Self::V2 => 2,
+            Self::V3 => 3,
+        }
+    }
+
     /// The newest version that a release of containerd (`1.6.20`, `v2.4.2` or `1.6.20~ds1`) reads; the oldest
     /// for an invalid release.
     pub fn for_release(release: &str) -> Self {
@@ -39,10 +48,12 @@ impl ConfigVersion {
 /// The settings of containerd. The default is a containerd without the CRI.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerdSettings {
-    /// Format version. Default: the one that every release reads.
-    pub version: ConfigVersion,
+    /// Format version. Default: the newest one that the program reads.
+    pub version: Option<ConfigVersion>,
     /// Kubernetes' Container Runtime Interface; `None` disables it.
     pub cri: Option<CriSettings>,
+    /// Parts of an operator's own configuration, merged over this one in their order.
+    pub fragments: Vec<ConfigFragment>,
 }
 
 /// Settings of Kubernetes' Container Runtime Interface, also a table of a configuration file.
@@ -121,8 +132,9 @@ pub(crate) const CRI_IMAGES_PLUGIN: &str = "io.containerd.cri.v1.images";
 pub(crate) const CRI_RUNTIME_PLUGIN: &str = "io.containerd.cri.v1.runtime";
 
 impl ContainerdSettings {
-    /// The configuration as TOML, for this directory layout.
+    /// The configuration as TOML, for this directory layout; in version 2 if none is set.
     pub fn render_toml(&self, layout: &DirectoryLayout) -> String {
+        let version = self.version.unwrap_or_default();
         let mut disabled: Vec<&str> = DISABLED_PLUGINS.to_vec();
         let mut plugins = Table::from_iter([(
             // The default path is outside of the data directory.
@@ -133,14 +145,10 @@ impl ContainerdSettings {
             // 2.x has split the plugin of the CRI into three. A release ignores names of plugins that it does
             // not have.
             None => disabled.extend([CRI_PLUGIN, CRI_IMAGES_PLUGIN, CRI_RUNTIME_PLUGIN]),
-            Some(cri) => plugins.extend(cri.plugin_tables(self.version, layout)),
+            Some(cri) => plugins.extend(cri.plugin_tables(version, layout)),
         }
-        let version = match self.version {
-            ConfigVersion::V2 => 2,
-            ConfigVersion::V3 => 3,
-        };
-        let config = Table::from_iter([
-            ("version".to_owned(), Value::from(version)),
+        let mut config = Table::from_iter([
+            ("version".to_owned(), Value::from(version.number())),
             ("root".to_owned(), path_value(layout.data().root.path())),
             ("state".to_owned(), path_value(layout.run().state.path())),
             ("disabled_plugins".to_owned(), Value::from(disabled)),
@@ -148,6 +156,7 @@ impl ContainerdSettings {
             ("ttrpc".to_owned(), toml_table([("address", path_value(&layout.ttrpc_path()))])),
             ("plugins".to_owned(), Value::Table(plugins)),
         ]);
+        self.fragments.iter().for_each(|fragment| fragment.merge_into(&mut config));
         format!("# Generated at each start; edits are lost.\n{config}")
     }
 
@@ -295,12 +304,14 @@ mod tests {
     #[test]
     fn each_config_version_uses_its_own_keys() {
         let two = rendered_table(&ContainerdSettings {
-            version: ConfigVersion::V2,
+            version: Some(ConfigVersion::V2),
             cri: Some(full_cri_settings()),
+            fragments: Vec::new(),
         });
         let three = rendered_table(&ContainerdSettings {
-            version: ConfigVersion::V3,
+            version: Some(ConfigVersion::V3),
             cri: Some(full_cri_settings()),
+            fragments: Vec::new(),
         });
         assert_eq!(three["version"].as_integer(), Some(3));
         let places = [&two["plugins"][CRI_PLUGIN], &three["plugins"][CRI_RUNTIME_PLUGIN]];

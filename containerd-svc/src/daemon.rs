@@ -13,7 +13,7 @@ use nodekeel_supervisor::process::{KillMode, Liveness, Process, Readiness};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::task::spawn_blocking;
 
-use crate::config::ContainerdSettings;
+use crate::config::{ConfigVersion, ContainerdSettings};
 use crate::containerd::daemon_version;
 use crate::cri::cri_version;
 use crate::layout::DirectoryLayout;
@@ -21,7 +21,7 @@ use crate::prepare::prepare_layout;
 use crate::preseed::Preseed;
 use crate::{DiskReserve, runsc};
 
-use effective_config::has_effective_cri;
+use effective_config::{EffectiveConfig, detect_config_version, read_effective_config};
 use preseed_task::{PreseedTask, preseed_runnable};
 
 /// Additional time for a stop beyond the grace period: its children stop first.
@@ -143,10 +143,20 @@ impl Containerd {
     async fn prepare_files(&self) -> Result<(), Failure> {
         let layout = self.layout.clone();
         let (config, runsc) = match &self.config {
-            ContainerdConfig::Settings(settings) => (
-                settings.render_toml(&layout),
-                settings.runsc_settings().map(|runsc| runsc.render_toml(&layout)),
-            ),
+            ContainerdConfig::Settings(settings) => {
+                let version = match settings.version {
+                    Some(version) => version,
+                    // Every release reads the few settings without a CRI in version 2.
+                    None if settings.cri.is_none() && settings.fragments.is_empty() => {
+                        ConfigVersion::default()
+                    }
+                    None => detect_config_version(self).await,
+                };
+                settings.fragments.iter().try_for_each(|fragment| fragment.check_version(version))?;
+                let settings = ContainerdSettings { version: Some(version), ..settings.clone() };
+                let runsc = settings.runsc_settings().map(|runsc| runsc.render_toml(&layout));
+                (settings.render_toml(&layout), runsc)
+            }
             ContainerdConfig::Verbatim { text, .. } => (text.clone(), None),
         };
         spawn_blocking(move || prepare_layout(&layout, &config, runsc.as_deref())).await??;
@@ -184,12 +194,11 @@ impl Containerd {
     }
 
     async fn run_once(self, ctx: Context) -> Result<(), Failure> {
-        self.prepare_files().await?;
-        // After the files are written: containerd itself is asked for what they result in.
-        let has_cri = tokio::select! {
+        // After the files are written, containerd itself is asked for what they result in.
+        let EffectiveConfig { has_cri, snapshotter } = tokio::select! {
             biased;
             canceled = ctx.canceled() => return Err(canceled.into()),
-            has_cri = has_effective_cri(&self) => has_cri?,
+            effective = async { self.prepare_files().await?; read_effective_config(&self).await } => effective?,
         };
         if self.has_runsc() {
             // The FIFO exists before the first container can write.
@@ -201,7 +210,10 @@ impl Containerd {
         if let Some(preseed) = &self.preseed {
             ctx.run_child(
                 "preseed",
-                preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone(), has_cri)),
+                preseed_runnable(
+                    ctx.dn().to_owned(),
+                    PreseedTask::new(&self, preseed.clone(), has_cri, snapshotter),
+                ),
             )?;
         }
         self.build_process(has_cri).run(ctx).await

@@ -106,8 +106,8 @@ pub mod testing;
 
 pub use archive::{ArchiveError, ArchiveLimitKind};
 pub use config::{
-    CgroupDriver, ConfigVersion, ContainerdSettings, CriSettings, OomScorePolicy, RunscSettings,
-    RuntimeHandler,
+    CgroupDriver, ConfigFragment, ConfigVersion, ContainerdSettings, CriSettings, InvalidFragment,
+    OomScorePolicy, RunscSettings, RuntimeHandler,
 };
 #[cfg(feature = "client")]
 pub use containerd::{ConnectError, ContainerdImages, daemon_version};

@@ -27,7 +27,7 @@ fn the_shipped_file_shows_the_defaults_as_they_are() {
         })
         .collect();
     let keys = uncommented.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count();
-    assert_eq!(keys, 23, "a key was added or lost: show it in noded.toml");
+    assert_eq!(keys, 24, "a key was added or lost: show it in noded.toml");
     assert_eq!(parse_config(&uncommented.join("\n")), Ok(NodedConfig::default()));
 }
 

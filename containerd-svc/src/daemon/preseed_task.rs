@@ -47,6 +47,8 @@ pub(super) struct PreseedTask {
     root: PathBuf,
     disk_reserve: DiskReserve,
     has_cri: bool,
+    /// The one that layers are unpacked into; `None` for containerd's default.
+    snapshotter: Option<String>,
 }
 
 /// Creates a runnable that imports once its containerd is ready, and again what is deleted: see [`Containerd`].
@@ -76,13 +78,19 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
 }
 
 impl PreseedTask {
-    pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool) -> Self {
+    pub(super) fn new(
+        containerd: &Containerd,
+        preseed: Preseed,
+        has_cri: bool,
+        snapshotter: Option<String>,
+    ) -> Self {
         Self {
             preseed,
             socket: containerd.layout.socket_path(),
             root: containerd.layout.root_dir(),
             disk_reserve: containerd.disk_reserve,
             has_cri,
+            snapshotter,
         }
     }
 
@@ -90,7 +98,10 @@ impl PreseedTask {
     /// repaired. It is ready while the required images exist, and returns only an error.
     async fn keep_images(&self, ctx: &Context) -> Result<Infallible, Failure> {
         let store = ContainerdImages::connect(&self.socket).await?;
-        let store = store.with_disk(&self.root, self.disk_reserve);
+        let mut store = store.with_disk(&self.root, self.disk_reserve);
+        if let Some(snapshotter) = &self.snapshotter {
+            store = store.with_snapshotter(snapshotter);
+        }
         let namespace = CRI_NAMESPACE.parse()?;
         // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::{ContainerdConfig, ContainerdSettings, LivenessProbe};
+use nodekeel_containerd_svc::{ConfigFragment, ContainerdConfig, ContainerdSettings, LivenessProbe};
 use nodekeel_supervisor::{RunnableState, RunnableStatus};
 use rstest::rstest;
 use testbed::wait_until;
@@ -128,7 +128,7 @@ async fn a_daemon_that_loses_its_cri_is_restarted(#[values(Debian, Newest)] rele
     let (without, gate) = (setup.path("no-cri.toml"), setup.create_gate());
     fs::write(&without, ContainerdSettings::default().render_toml(&setup.layout)).unwrap();
     setup.replace_program(&format!(
-        "case \"$*\" in *'config dump') exec $real \"$@\" ;; esac\n$real \"$@\" & pid=$!\n\
+        "case \"$*\" in *'config dump'|--version) exec $real \"$@\" ;; esac\n$real \"$@\" & pid=$!\n\
          trap 'kill $pid; wait $pid; exit' TERM\nread go <{}\nkill $pid\nwait $pid\n\
          exec $real \"$@\" --config {}",
         gate.display(),
@@ -163,5 +163,33 @@ async fn a_cri_that_an_import_disables_is_not_waited_for(#[values(Debian, Newest
     setup.enable_preseed();
     let daemon = setup.start().await;
     daemon.wait_ready(PRESEED, 1).await;
+    daemon.stop().await;
+}
+
+/// Also without a version in the settings: each release gets its own.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn layers_are_unpacked_by_the_snapshotter_of_an_operators_fragment(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let (version, table) = match release {
+        Debian => (2, "io.containerd.grpc.v1.cri'.containerd"),
+        Newest => (3, "io.containerd.cri.v1.images'"),
+    };
+    let mut setup = Setup::new(release);
+    let fragment = format!("version = {version}\n[plugins.'{table}]\nsnapshotter = 'native'\n");
+    let fragments = vec![ConfigFragment::parse("native.toml", &fragment).unwrap()];
+    setup.containerd.config =
+        ContainerdConfig::Settings(ContainerdSettings { fragments, ..cri_settings(&setup) });
+    setup.put_image("busybox.tar", "localhost/busybox:1", &busybox_layer());
+    setup.enable_preseed();
+    setup.containerd.preseed = setup.containerd.preseed.map(|preseed| preseed.with_unpacking(true));
+    let daemon = setup.start().await;
+    daemon.wait_ready(PRESEED, 1).await;
+    let written = fs::read_to_string(daemon.layout.data().config.path()).unwrap();
+    assert!(written.contains(&format!("version = {version}\n")), "{written}");
+    let count = |name: &str| daemon.ctr(&["snapshots", "--snapshotter", name, "ls"]).lines().count() - 1;
+    assert_eq!(["native", "overlayfs"].map(count), [1, 0]);
     daemon.stop().await;
 }

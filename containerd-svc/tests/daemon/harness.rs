@@ -126,7 +126,11 @@ impl Setup {
     }
 
     pub(crate) fn enable_cri(&mut self, version: ConfigVersion, cri: CriSettings) {
-        self.containerd.config = ContainerdConfig::Settings(ContainerdSettings { version, cri: Some(cri) });
+        self.containerd.config = ContainerdConfig::Settings(ContainerdSettings {
+            version: Some(version),
+            cri: Some(cri),
+            ..ContainerdSettings::default()
+        });
     }
 
     /// Starts a script in the place of containerd, which is the variable `$real` in it.

@@ -41,7 +41,11 @@ fn the_configuration_for_containerd_and_gvisor_is_that_of_the_first_release() {
     };
     for (version, name) in [(ConfigVersion::V2, "v2"), (ConfigVersion::V3, "v3")] {
         for (cri, kind) in [(None, "no-cri"), (Some(&plain), "cri"), (Some(&full), "cri-full")] {
-            let settings = ContainerdSettings { version, cri: cri.cloned() };
+            let settings = ContainerdSettings {
+                version: Some(version),
+                cri: cri.cloned(),
+                ..ContainerdSettings::default()
+            };
             assert_golden(&format!("config-{name}-{kind}.toml"), &settings.render_toml(&layout));
         }
     }

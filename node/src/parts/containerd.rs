@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    Containerd, ContainerdConfig as DaemonConfig, ContainerdSettings, DirectoryLayout, DiskReserve, Preseed,
+    ConfigFragment, Containerd, ContainerdConfig as DaemonConfig, ContainerdSettings, DirectoryLayout,
+    DiskReserve, Preseed,
 };
 use nodekeel_logtree::parse::LogFormat;
 
@@ -204,15 +205,23 @@ fn disk_reserve(config: &ContainerdConfig) -> DiskReserve {
 
 /// Reads the configuration of containerd: the operator's file unchanged, or noded's settings.
 fn read_daemon_config(containerd: &ContainerdConfig) -> Result<DaemonConfig, String> {
-    let Some(file) = &containerd.config else {
-        let cri = containerd.cri.clone();
-        return Ok(DaemonConfig::Settings(ContainerdSettings { cri, ..ContainerdSettings::default() }));
+    let invalid = |file: &Path, reason: String, key| {
+        format!(
+            "containerd's configuration {}: {reason}; correct it, or services.containerd.{key}",
+            file.display()
+        )
     };
-    let hint = "correct it, or services.containerd.config";
-    let invalid = |reason: String| format!("containerd's configuration {}: {reason}; {hint}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
-    // The file is only checked: containerd gets the operator's text unchanged.
-    let parsed = text.parse::<toml::Table>();
-    parsed.map_err(|error| invalid(format!("invalid TOML: {}", error.message())))?;
-    Ok(DaemonConfig::Verbatim { text, runsc: false })
+    let read = |file: &Path, key| {
+        let text = std::fs::read_to_string(file).map_err(|error| invalid(file, error.to_string(), key))?;
+        let fragment = ConfigFragment::parse(file.display().to_string(), &text);
+        Ok::<_, String>((text, fragment.map_err(|error| invalid(file, error.to_string(), key))?))
+    };
+    if let Some(file) = &containerd.config {
+        // The file is only checked: containerd gets the operator's text unchanged.
+        let (text, _) = read(file, "config")?;
+        return Ok(DaemonConfig::Verbatim { text, runsc: false });
+    }
+    let fragments = containerd.fragments.iter().map(|file| Ok(read(file, "fragments")?.1));
+    let (version, cri, fragments) = (None, containerd.cri.clone(), fragments.collect::<Result<_, String>>()?);
+    Ok(DaemonConfig::Settings(ContainerdSettings { version, cri, fragments }))
 }

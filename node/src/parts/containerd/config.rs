@@ -34,6 +34,8 @@ pub struct ContainerdConfig {
     pub cri: Option<CriSettings>,
     /// A containerd configuration that replaces noded's, except for root, state and address.
     pub config: Option<PathBuf>,
+    /// Parts of a containerd configuration that are merged over noded's, in this order.
+    pub fragments: Vec<PathBuf>,
     /// Arguments after noded's.
     pub extra_args: Vec<String>,
 }
@@ -59,6 +61,7 @@ impl Default for ContainerdConfig {
             unpack: false,
             cri: None,
             config: None,
+            fragments: Vec::new(),
             extra_args: Vec::new(),
         }
     }
@@ -77,6 +80,9 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
         ("cri.cni_conf", cri.map(|cri| &cri.cni_conf)),
     ] {
         path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
+    }
+    for path in &containerd.fragments {
+        check_absolute_path(&format!("{TABLE}.fragments"), path)?;
     }
     // The keys only concern preseeded images.
     for (field, is_set) in [("unpack", containerd.unpack), ("required", !containerd.required.is_empty())] {
@@ -97,6 +103,12 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
         return reject_field(
             format!("{TABLE}.config"),
             format!("conflicts with [{TABLE}.cri]; set only one of the two"),
+        );
+    }
+    if containerd.config.is_some() && !containerd.fragments.is_empty() {
+        return reject_field(
+            format!("{TABLE}.fragments"),
+            format!("conflicts with {TABLE}.config, which is complete; set only one of the two"),
         );
     }
     if cri.is_some_and(|cri| cri.default_runtime == RuntimeHandler::Runsc && cri.runsc.is_none()) {
