@@ -86,7 +86,7 @@ pub enum ContainerdConfig {
     Verbatim {
         /// The TOML.
         text: String,
-        /// True if gVisor logs into the layout's FIFO.
+        /// True if gVisor logs into the layout's file.
         runsc: bool,
     },
 }
@@ -201,10 +201,8 @@ impl Containerd {
             effective = async { self.prepare_files().await?; read_effective_config(&self).await } => effective?,
         };
         if self.has_runsc() {
-            // The FIFO exists before the first container can write.
-            let fifo = self.layout.runsc_log_path();
-            runsc::open_fifo(&fifo)?;
-            ctx.run_child("runsc", runsc::runsc_log_reader(self.journal.clone(), fifo))?;
+            let log = self.layout.runsc_log_path();
+            ctx.run_child("runsc", runsc::runsc_log_reader(self.journal.clone(), log))?;
         }
         // Started before the daemon, for whose readiness it waits.
         if let Some(preseed) = &self.preseed {

@@ -32,7 +32,7 @@ nodekeel_localstorage::layout! {
         pub state: LayoutDir = "state", 0o711;
         /// The `TMPDIR` of the daemon.
         pub tmp: LayoutDir = "tmp", 0o700;
-        /// gVisor's state, `config.toml` and `log.fifo`.
+        /// gVisor's state, `config.toml` and `log`.
         pub runsc: LayoutDir = "runsc", 0o700;
     }
 }
@@ -136,9 +136,9 @@ impl DirectoryLayout {
         self.run.runsc.path().join("config.toml")
     }
 
-    /// The FIFO into which gVisor writes its log.
+    /// The file to which gVisor appends its log.
     pub fn runsc_log_path(&self) -> PathBuf {
-        self.run.runsc.path().join("log.fifo")
+        self.run.runsc.path().join("log")
     }
 
     /// Creates the directories and sets the modes of existing ones.

@@ -7,7 +7,7 @@
 //! ```text
 //!  ContainerdSettings ─▶ config.toml ─┐
 //!  DirectoryLayout ───────────────────┼─▶ Containerd ── process: ready when its version call answers
-//!                                     │    ├─ runsc ── FIFO ─▶ journal
+//!                                     │    ├─ runsc ── file ─▶ journal
 //!  NAMESPACE/NAME.tar ────────────────┘    └─ preseed
 //!     │                                         │
 //!     └─ scan ─▶ plan_preseed (pure) ─▶ decompress, split, verify ─▶ ImageStore: blobs, labels, images
@@ -72,7 +72,7 @@
 //!
 //! # Where it comes from
 //! The runnables, their names and the directory layout are those of Monogon's `containerd/main.go`, without
-//! its readiness before the process exists, a "FIFO" that is a growing file, and an invalid bundle that stops
+//! its readiness before the process exists, a "FIFO" that is a file which grows for ever, and an invalid bundle that stops
 //! all others. The import does what containerd's client does (`images/archive`), in one pass.
 
 mod archive;

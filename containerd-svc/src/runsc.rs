@@ -1,65 +1,58 @@
-//! Reads gVisor's log from a FIFO into the journal.
+//! Reads gVisor's log from a file into the journal.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use nodekeel_logtree::parse::{self, LineContext};
-use nodekeel_logtree::source::{FifoError, FifoSource};
-use nodekeel_logtree::{Dn, Level, LineWriter, LogMessage, LogStore, WriterOptions};
+use nodekeel_logtree::source::{FileError, FileSource};
+use nodekeel_logtree::{Dn, Level, LogMessage, LogStore, WriterOptions};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 
-/// Creates a runnable that reads a FIFO into the journal, under the runnable's DN. Lines of runsc and of its
-/// shim become leveled entries.
+/// Creates a runnable that reads a file into the journal, under the runnable's DN, and gives what it has read back to the
+/// file system. Lines of runsc become leveled entries.
 ///
-/// Only a line wakes it up. A regular file at the FIFO's path (created by a writer that opened it first) is
-/// replaced by a FIFO; any other file there is an error. A removed FIFO is created again, and writers that
-/// still have the old one open are read until they close it.
-pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
+/// runsc never waits for this reader, also in the time in which this program does not run: the file then keeps its lines.
+/// Only a line wakes the reader up. A removed file is created again.
+pub fn runsc_log_reader(journal: LogStore, file: PathBuf) -> impl Runnable {
     move |ctx: Context| {
-        let (journal, path) = (journal.clone(), fifo.clone());
+        let (journal, path) = (journal.clone(), file.clone());
         async move {
             let dn: Dn = ctx.dn().parse()?;
-            // A writer for each FIFO: lines of an old one and of its successor must not mix.
-            let writer = || {
-                journal.line_writer(
-                    &dn,
-                    WriterOptions::new("fifo").generation(ctx.generation()).line_parser(parse_line),
-                )
-            };
-            let mut fifo = open_fifo(&path)?;
+            let options = || WriterOptions::new("file").generation(ctx.generation()).line_parser(parse_line);
+            let mut file = open_log(&path)?;
             ctx.signal_ready()?;
             loop {
-                let mut lines = writer();
-                let removed = fifo.watch_removal()?;
+                let mut lines = journal.line_writer(&dn, options());
                 tokio::select! {
                     biased;
                     cancelled = ctx.canceled() => return Err(Failure::from(cancelled)),
-                    ended = fifo.copy_lines(&mut lines) => match ended {
-                        Err(error) => return Err(error.into()),
-                    },
-                    removed = removed => removed?,
+                    removed = file.copy_lines(&mut lines) => removed?,
                 }
-                tracing::warn!("fifo {} was removed; creating it again", path.display());
-                // The new FIFO first: writers that open the path from now on find it.
-                let old = std::mem::replace(&mut fifo, open_fifo(&path)?);
-                ctx.spawn_joined(drain_removed_fifo(ctx.clone(), old, lines))?;
+                tracing::warn!("{} was removed; creating it again", path.display());
+                file = open_log(&path)?;
             }
         }
     }
 }
 
-/// Reads the lines that writers still write into a removed FIFO.
-async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWriter) {
-    tokio::select! {
-        biased;
-        _ = ctx.canceled() => {}
-        drained = fifo.copy_to_end(&mut lines) => if let Err(error) = drained {
-            tracing::warn!("read from a removed fifo: {error}");
-        }
+/// Opens the file. A FIFO of an earlier release next to it becomes a link to it: the runsc of containers that were created
+/// with that path opens it in every command, and would wait for a reader.
+fn open_log(path: &Path) -> Result<FileSource, FileError> {
+    let file = FileSource::open(path)?;
+    let fifo = path.with_extension("fifo");
+    if fs::symlink_metadata(&fifo).is_ok_and(|found| found.file_type().is_fifo())
+        && let Err(error) = fs::remove_file(&fifo).and_then(|()| std::os::unix::fs::symlink(path, &fifo))
+    {
+        tracing::warn!(
+            "commands of older containers in gVisor wait: can't replace {}: {error}",
+            fifo.display()
+        );
     }
+    Ok(file)
 }
 
-/// runsc logs in the format of glog with an additional severity, its shim in that of containerd.
+/// runsc logs in the format of glog with an additional severity.
 ///
 /// *Source:* gVisor's pkg/log/glog.go.
 fn parse_line(line: &str, context: &LineContext) -> Option<LogMessage> {
@@ -70,24 +63,7 @@ fn parse_line(line: &str, context: &LineContext) -> Option<LogMessage> {
         Some(message)
     };
     let message = parse::klog_line(line, context).or_else(debug);
-    message.or_else(|| parse::logfmt_line(line, context)).or_else(|| parse::failure_line(line))
-}
-
-/// Opens the FIFO, and creates it if it is missing.
-pub(crate) fn open_fifo(path: &Path) -> Result<FifoSource, FifoError> {
-    match FifoSource::open(path) {
-        Err(FifoError::NotFifo { .. }) if is_file(path) => {
-            tracing::warn!("{} is a regular file; replacing it by a fifo", path.display());
-            // If the removal fails, the next open reports it.
-            drop(fs::remove_file(path));
-            FifoSource::open(path)
-        }
-        opened => opened,
-    }
-}
-
-fn is_file(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file())
+    message.or_else(|| parse::failure_line(line))
 }
 
 #[cfg(test)]
@@ -97,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_runsc_and_of_its_shim_are_parsed() {
+    fn lines_of_runsc_are_parsed() {
         let context = &LineContext::new(SystemTime::now());
         let runsc =
             parse_line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", context).expect("glog");
@@ -105,22 +81,18 @@ mod tests {
         let debug = parse_line("D1121 18:01:02.123456       1 loader.go:9] args", context).expect("glog");
         assert_eq!((debug.level, debug.line, debug.text.as_str()), (Level::Debug, 9, "args"));
         assert!(parse_line("Debugging is on", context).is_none());
-        let shims = parse_line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, context)
-            .expect("logfmt");
-        assert_eq!(shims.text, "shim ready");
         let crash = parse_line("panic: no such thing", context).expect("a crash of a Go program");
         assert_eq!(crash.level, Level::Fatal);
     }
 
     #[tokio::test]
-    async fn a_file_at_the_fifo_path_is_replaced_and_a_directory_is_not() {
+    async fn a_fifo_of_an_earlier_release_becomes_a_link_to_the_file() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("log.fifo");
-        fs::write(&path, "an old log").expect("written");
-        open_fifo(&path).expect("replaced");
-        assert!(!is_file(&path));
-        let directory = scratch.path().join("directory");
-        fs::create_dir(&directory).expect("created");
-        assert!(matches!(open_fifo(&directory), Err(FifoError::NotFifo { .. })));
+        let (path, fifo) = (scratch.path().join("log"), scratch.path().join("log.fifo"));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).expect("created");
+        open_log(&path).expect("opened");
+        // It would wait for ever.
+        fs::File::options().append(true).open(&fifo).expect("opened");
+        assert_eq!(fs::read_link(&fifo).expect("a link"), path);
     }
 }

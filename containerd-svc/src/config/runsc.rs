@@ -13,8 +13,7 @@ pub struct RunscSettings {
     /// The way in which gVisor intercepts system calls. Default: `systrap`, which needs no virtualization.
     pub platform: String,
     /// True if gVisor logs debug output, several hundred lines for a container and more while it runs.
-    /// Default: no. While this program does not run, nothing reads the FIFO: a container blocks once its
-    /// FIFO, which holds 64 KiB, is full.
+    /// Default: no. While this program does not run, nothing reads the file, which grows with it.
     pub debug: bool,
 }
 
@@ -25,8 +24,8 @@ impl Default for RunscSettings {
 }
 
 impl RunscSettings {
-    /// The configuration of the shim as TOML. The shim and runsc log into the FIFO, except for runsc's `log`,
-    /// which the shim reads to report why a container could not be started.
+    /// The configuration of the shim as TOML. runsc appends its log to the file, except for its `log`, which the shim
+    /// reads to report why a container could not be started. The shim itself logs to containerd: it would truncate the file.
     ///
     /// *Source:* gvisor.dev/docs/user_guide/containerd/configuration, and `runsc flags`.
     pub fn render_toml(&self, layout: &DirectoryLayout) -> String {
@@ -41,7 +40,6 @@ impl RunscSettings {
         let level = if self.debug { "debug" } else { "info" };
         let config = Table::from_iter([
             ("root".to_owned(), path_value(&layout.run().runsc.path().join("root"))),
-            ("log_path".to_owned(), log()),
             ("log_level".to_owned(), Value::from(level)),
             ("runsc_config".to_owned(), flags),
         ]);
@@ -54,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runsc_logs_into_the_fifo_except_what_its_shim_reads() {
+    fn runsc_logs_into_the_file_except_what_its_shim_reads() {
         let layout = DirectoryLayout::new("/tmp/data", "/run/c").expect("short");
         let text = RunscSettings { debug: true, ..RunscSettings::default() }.render_toml(&layout);
         let table: Table = text.parse().expect("valid TOML");
-        let log = Some("/run/c/runsc/log.fifo");
-        assert_eq!(table["log_path"].as_str(), log);
+        let log = Some("/run/c/runsc/log");
+        assert!(table.get("log_path").is_none());
         for flag in ["debug-log", "panic-log"] {
             assert_eq!(table["runsc_config"][flag].as_str(), log);
         }

@@ -10,7 +10,7 @@ use crate::harness::{Release, Setup, pod_image};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs kernel with gvisor and 2 GiB of memory"]
-async fn runsc_logs_of_a_container_come_through_the_fifo() {
+async fn runsc_logs_of_a_container_come_through_the_file() {
     let mut setup = Setup::new(Release::Newest);
     let runsc = Some(RunscSettings { debug: true, ..RunscSettings::default() });
     let cri = CriSettings { runsc, sandbox_image: Some(POD_IMAGE.into()), ..setup.cri() };

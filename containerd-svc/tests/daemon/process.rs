@@ -226,8 +226,8 @@ async fn runsc_lines_are_in_the_journal(#[values(Debian, Newest)] release: Relea
     setup.enable_cri(ConfigVersion::default(), cri);
     let daemon = setup.start().await;
     daemon.wait_ready("root.containerd.runsc", 1).await;
-    let mut fifo = fs::File::options().append(true).open(daemon.layout.runsc_log_path()).unwrap();
-    writeln!(fifo, "I1121 18:01:02.123456   12345 boot.go:52] hello from the sandbox").unwrap();
+    let mut log = fs::File::options().append(true).open(daemon.layout.runsc_log_path()).unwrap();
+    writeln!(log, "I1121 18:01:02.123456   12345 boot.go:52] hello from the sandbox").unwrap();
     testbed::wait_until(Duration::from_secs(10), "the line", || {
         let log = daemon.log("root.containerd.runsc");
         anyhow::ensure!(log.contains("hello from the sandbox"), "{log}");

@@ -1,12 +1,14 @@
-//! FIFOs and the kernel log.
+//! Files of other programs and the kernel log.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use nodekeel_logtree::source::{FifoError, FifoSource, KmsgPosition, KmsgSource};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use nodekeel_logtree::source::{FileError, FileSource, KmsgPosition, KmsgSource};
 use nodekeel_logtree::{LogEntry, LogReader, LogStore, WriterOptions, parse};
 use tokio::time::timeout;
 
@@ -14,124 +16,92 @@ use crate::support::*;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Opens a FIFO for writing without waiting; fails if no process reads it.
 fn open_for_writing(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(path)
+    File::options().append(true).create(true).open(path)
 }
 
 async fn next_text(reader: &mut LogReader) -> String {
     entry_text(&timeout(TIMEOUT, reader.next()).await.expect("an entry arrives").unwrap())
 }
 
-/// Case 17.
+/// Case 17. A second reader continues within a line and a block, and what was read takes no space.
 #[tokio::test]
-async fn fifo_lines_arrive_as_messages_also_after_a_reader_restart() {
+async fn appended_lines_arrive_once_also_after_a_time_without_a_reader() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
     let mut reader = store.open_reader(name_query("x").follow()).unwrap();
     let start = || {
-        let mut fifo = FifoSource::open(&path).unwrap();
+        let mut file = FileSource::open(&path).unwrap();
         let mut to = store.line_writer(&dn("x"), WriterOptions::new("log").line_parser(parse::logfmt_line));
-        tokio::spawn(async move { fifo.copy_lines(&mut to).await })
+        tokio::spawn(async move { file.copy_lines(&mut to).await })
     };
-
-    let pump = start();
+    let long = "x".repeat(10_000);
     let mut writer = open_for_writing(&path).unwrap();
-    writer.write_all(b"level=info msg=one\nlevel=info msg=two\n").unwrap();
-    assert_eq!(next_text(&mut reader).await, "one");
-    assert_eq!(next_text(&mut reader).await, "two");
-    drop(writer);
-    pump.abort();
-    assert!(pump.await.unwrap_err().is_cancelled());
-    assert_eq!(
-        open_for_writing(&path).unwrap_err().raw_os_error(),
-        Some(nix::libc::ENXIO),
-        "no process reads any more"
-    );
-
+    for pass in 0..3 {
+        // Without a reader, no writer waits.
+        let mut other = open_for_writing(&path).unwrap();
+        write!(other, "level=info msg={pass} x={long}\nlevel=info msg=second\n").unwrap();
+        let pump = start();
+        assert_eq!(next_text(&mut reader).await, pass.to_string());
+        assert_eq!(next_text(&mut reader).await, "second");
+        writeln!(other, "level=info msg=live").unwrap();
+        assert_eq!(next_text(&mut reader).await, "live");
+        pump.abort();
+        assert!(pump.await.unwrap_err().is_cancelled());
+        assert!(std::fs::metadata(&path).unwrap().blocks() <= 8, "at most one block is left");
+    }
+    // Another program truncates it, and appends.
+    writer.set_len(0).unwrap();
     let _pump = start();
-    open_for_writing(&path).unwrap().write_all(b"level=info msg=three\n").unwrap();
-    assert_eq!(next_text(&mut reader).await, "three");
+    writeln!(writer, "level=info msg=again").unwrap();
+    assert_eq!(next_text(&mut reader).await, "again");
 }
 
 #[tokio::test]
-async fn a_fifo_outlives_its_writers() {
+async fn a_removed_or_replaced_file_is_read_to_its_end_and_detected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
     let mut reader = store.open_reader(name_query("x").follow()).unwrap();
-    let mut fifo = FifoSource::open(&path).unwrap();
-    let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
-    let _pump = tokio::spawn(async move { fifo.copy_lines(&mut to).await });
-    for number in 0..100 {
-        open_for_writing(&path).unwrap().write_all(format!("{number}\n").as_bytes()).unwrap();
-        assert_eq!(next_text(&mut reader).await, number.to_string());
+    let changes: [fn(&Path); 2] = [
+        |path| std::fs::remove_file(path).unwrap(),
+        |path| {
+            let other = path.with_extension("other");
+            File::create(&other).unwrap();
+            std::fs::rename(other, path).unwrap();
+        },
+    ];
+    for change in changes {
+        let mut file = FileSource::open(&path).unwrap();
+        let mut writer = open_for_writing(&path).unwrap();
+        let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
+        let pump = tokio::spawn(async move { file.copy_lines(&mut to).await });
+        writeln!(writer, "live").unwrap();
+        assert_eq!(next_text(&mut reader).await, "live");
+        writeln!(writer, "last").unwrap();
+        change(&path);
+        timeout(TIMEOUT, pump).await.expect("it ends").unwrap().unwrap();
+        assert_eq!(next_text(&mut reader).await, "last");
     }
 }
 
 #[tokio::test]
-async fn a_removed_or_replaced_fifo_is_detected() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("log");
-    let other = directory.path().join("other");
-    let lose: [&dyn Fn(); 3] =
-        [&|| std::fs::remove_file(&path).unwrap(), &|| std::fs::rename(&path, &other).unwrap(), &|| {
-            std::fs::rename(&other, &path).unwrap()
-        }];
-    for (way, lose) in lose.into_iter().enumerate() {
-        let fifo = FifoSource::open(&path).unwrap();
-        let mut removed = std::pin::pin!(fifo.watch_removal().unwrap());
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o620);
-        std::fs::set_permissions(&path, mode).unwrap();
-        assert!(timeout(Duration::from_millis(20), &mut removed).await.is_err(), "it is still there: {way}");
-        lose();
-        timeout(TIMEOUT, removed).await.expect("the change is detected").unwrap();
-        timeout(TIMEOUT, fifo.watch_removal().unwrap())
-            .await
-            .expect("an earlier change is detected, too")
-            .unwrap();
-    }
-}
-
-#[tokio::test]
-async fn lines_of_an_unlinked_fifo_arrive_until_its_last_writer_closes_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("log");
-    let store = LogStore::default();
-    let mut reader = store.open_reader(name_query("x").follow()).unwrap();
-    let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
-    let fifo = FifoSource::open(&path).unwrap();
-    let mut writer = open_for_writing(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    let drained = tokio::spawn(async move { fifo.copy_to_end(&mut to).await });
-    for line in ["one", "two"] {
-        writer.write_all(format!("{line}\n").as_bytes()).unwrap();
-        assert_eq!(next_text(&mut reader).await, line);
-    }
-    assert!(!drained.is_finished());
-    drop(writer);
-    timeout(TIMEOUT, drained).await.expect("copying ends").unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn nothing_but_a_fifo_is_opened() {
+async fn nothing_but_a_regular_file_is_opened() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    std::fs::write(at("file"), "").unwrap();
-    drop(FifoSource::open(&at("fifo")).unwrap());
-    symlink(at("fifo"), at("link")).unwrap();
-    for name in ["file", "link", "."] {
-        assert!(matches!(FifoSource::open(&at(name)), Err(FifoError::NotFifo { .. })), "{name}");
+    mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
+    symlink(at("file"), at("link")).unwrap();
+    for name in ["fifo", "link", "."] {
+        assert!(matches!(FileSource::open(&at(name)), Err(FileError::NotAFile { .. })), "{name}");
     }
-    assert!(matches!(FifoSource::open(&at("no/where")), Err(FifoError::Create { .. })));
-    let metadata = std::fs::metadata(at("fifo")).unwrap();
-    assert!(metadata.file_type().is_fifo());
-    assert!(FifoSource::open(&at("fifo")).is_ok(), "an existing FIFO is used");
+    assert!(matches!(FileSource::open(&at("no/where")), Err(FileError::Open { .. })));
+    drop(FileSource::open(&at("file")).unwrap());
+    assert_eq!(std::fs::metadata(at("file")).unwrap().mode() & 0o777, 0o600);
 }
 
 fn write_kernel_record(text: &str) {
-    let mut device = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
+    let mut device = File::options().write(true).open("/dev/kmsg").unwrap();
     device.write_all(format!("<12>{text}\n").as_bytes()).unwrap();
 }
 
