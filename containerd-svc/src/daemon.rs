@@ -1,5 +1,6 @@
 //! containerd as a runnable of the supervision tree.
 
+mod bundle_watch;
 mod effective_config;
 mod preseed_task;
 
@@ -41,7 +42,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// to five minutes. So it does where the directory is empty, and its disk may not be mounted. While the store itself fails, or
 /// the directory is missing or can't be read at its start, it is not ready.
 ///
-/// It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
+/// It watches the directory, and imports what is put there once that is complete. It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
 /// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a
 /// full disk, spares pinned ones; containerd 1.6 has no pins, and there it may delete the image each time.
 ///

@@ -101,6 +101,8 @@ mod runsc;
 mod scan;
 mod single_archive;
 mod store;
+#[cfg(feature = "client")]
+mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

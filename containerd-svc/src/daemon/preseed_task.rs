@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure, Runnable};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
+use super::bundle_watch::BundleWatch;
 use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
 use crate::preseed::{BundleOutcome, Preseed, PreseedReport};
@@ -110,6 +112,8 @@ impl PreseedTask {
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
         loop {
+            // Before the pass: a bundle that is replaced while it is read is taken by the next one.
+            let watch = self.watch_bundles().await;
             let problem = match self.import_bundles(&store, ctx, &mut is_ready).await {
                 Ok(result) => {
                     last = result;
@@ -128,6 +132,10 @@ impl PreseedTask {
             let missing = tokio::select! {
                 biased;
                 missing = wait_missing(&store, &mut events, &last.report) => missing?,
+                changed = wait_changed(watch.as_ref()) => {
+                    changed?;
+                    continue;
+                }
                 () = sleep_until_some(retry_at) => continue,
             };
             let now = Instant::now();
@@ -145,7 +153,24 @@ impl PreseedTask {
                 biased;
                 // What an operator imports does not count.
                 restored = wait_restored(&store, &mut events, &last.report) => restored?,
+                changed = wait_changed(watch.as_ref()) => changed?,
                 () = sleep_until(due) => limit.record_import(due),
+            }
+        }
+    }
+
+    /// Watches the bundles; `None` if the directory is missing, or can't be watched.
+    async fn watch_bundles(&self) -> Option<BundleWatch> {
+        let directory = self.preseed.bundle_dir().to_owned();
+        let watch = spawn_blocking(move || BundleWatch::new(&directory));
+        match watch.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
+            Ok(watch) => watch,
+            Err(error) => {
+                let directory = self.preseed.bundle_dir().display();
+                tracing::warn!(
+                    "new bundles in {directory} are imported at the next restart only: can't watch it: {error}"
+                );
+                None
             }
         }
     }
@@ -226,6 +251,13 @@ struct PassResult {
 /// change, but what did not fit, or containerd has refused, is.
 fn retry_pause(failures: u32) -> Duration {
     RETRY_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_RETRY_PAUSE)
+}
+
+async fn wait_changed(watch: Option<&BundleWatch>) -> std::io::Result<()> {
+    match watch {
+        Some(watch) => watch.wait().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn sleep_until_some(at: Option<Instant>) {

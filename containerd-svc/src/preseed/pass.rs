@@ -298,6 +298,16 @@ impl<'a> PreseedPass<'a> {
                     owner.target.clone()
                 }
                 _ => {
+                    let known = listed.iter().find(|known| known.name == name.as_str());
+                    if let Some(known) = known.filter(|known| known.target.digest != target.digest) {
+                        // Another client may have moved the name, and is told who moves it back.
+                        let (old, new) = (known.target.digest, target.digest);
+                        tracing::info!(
+                            "{name} in {} goes from {old} to {new} of {}",
+                            bundle.namespace,
+                            bundle.file
+                        );
+                    }
                     owned.push(name.to_string());
                     target.clone()
                 }

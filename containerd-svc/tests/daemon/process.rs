@@ -85,6 +85,15 @@ async fn images_are_listed_when_preseed_is_ready(#[values(Debian, Newest)] relea
     let daemon = setup.start().await;
     daemon.wait_ready(PRESEED, 1).await;
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("registry.k8s.io/pause:3.10"));
+    // A bundle that comes later, complete at once, is imported without a restart.
+    daemon.put_image(".late", "localhost/late:1", b"late");
+    fs::rename(daemon.bundle_path(".late"), daemon.bundle_path("late.tar")).unwrap();
+    testbed::wait_until(Duration::from_secs(30), "the image", || {
+        let images = daemon.ctr(&["images", "ls", "--quiet"]);
+        anyhow::ensure!(images.contains("localhost/late:1"), "{images}");
+        Ok(())
+    })
+    .unwrap();
     daemon.kill();
     daemon.wait_ready("root.containerd", 2).await;
     daemon.wait_ready(PRESEED, 2).await;
