@@ -75,6 +75,11 @@ pub struct CriSettings {
     pub cni_bin: PathBuf,
     /// Directory of the CNI configuration. Default: `/etc/cni/net.d`.
     pub cni_conf: PathBuf,
+    /// Directory of the registries' `REGISTRY/hosts.toml`: mirrors, certificates, credentials. containerd reads them at each
+    /// pull. Default: none, and images come from the registries themselves.
+    ///
+    /// *Source:* containerd's docs/hosts.md.
+    pub registries: Option<PathBuf>,
 }
 
 impl Default for CriSettings {
@@ -87,6 +92,7 @@ impl Default for CriSettings {
             sandbox_image: None,
             cni_bin: "/opt/cni/bin".into(),
             cni_conf: "/etc/cni/net.d".into(),
+            registries: None,
         }
     }
 }
@@ -191,13 +197,16 @@ impl CriSettings {
             ("runtimes".to_owned(), self.runtime_table(layout)),
         ]);
         let runtime = [("restrict_oom_score_adj", restricted), ("cni", cni)];
+        let registry = self.registries.iter();
+        let registry =
+            registry.map(|directory| ("registry", toml_table([("config_path", path_value(directory))])));
         match version {
             ConfigVersion::V2 => {
                 // Version 2 has all settings of the CRI in one table.
                 containerd.insert("snapshotter".into(), Value::from("overlayfs"));
                 let sandbox =
                     self.sandbox_image.iter().map(|image| ("sandbox_image", Value::from(image.clone())));
-                let all = streams.into_iter().chain(runtime).chain(sandbox);
+                let all = streams.into_iter().chain(runtime).chain(sandbox).chain(registry);
                 let all = all.chain([("containerd", Value::Table(containerd))]);
                 vec![(
                     CRI_PLUGIN.to_owned(),
@@ -208,6 +217,7 @@ impl CriSettings {
                 // Version 3 divides them among three plugins: the streams, images and runtimes.
                 let [oom, cni] = runtime;
                 let mut images = Table::from_iter([("snapshotter".to_owned(), Value::from("overlayfs"))]);
+                images.extend(registry.map(|(key, value)| (key.to_owned(), value)));
                 if let Some(image) = &self.sandbox_image {
                     images.insert(
                         "pinned_images".into(),
@@ -297,6 +307,7 @@ mod tests {
             cgroups: CgroupDriver::Systemd,
             oom_score: OomScorePolicy::Restricted,
             sandbox_image: Some("localhost/pause:1".into()),
+            registries: Some("/etc/certs.d".into()),
             ..CriSettings::default()
         }
     }
@@ -323,6 +334,9 @@ mod tests {
             assert_eq!(containerd["runtimes"]["runc"]["options"]["SystemdCgroup"].as_bool(), Some(true));
             let config = containerd["runtimes"]["runsc"]["options"]["ConfigPath"].as_str();
             assert_eq!(config, Some("/run/c/runsc/config.toml"));
+        }
+        for plugin in [&two["plugins"][CRI_PLUGIN], &three["plugins"][CRI_IMAGES_PLUGIN]] {
+            assert_eq!(plugin["registry"]["config_path"].as_str(), Some("/etc/certs.d"));
         }
         assert_eq!(two["plugins"][CRI_PLUGIN]["sandbox_image"].as_str(), Some("localhost/pause:1"));
         assert_eq!(

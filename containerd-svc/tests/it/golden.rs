@@ -34,6 +34,7 @@ fn the_configuration_for_containerd_and_gvisor_is_that_of_the_first_release() {
         sandbox_image: Some("registry.example/pause:3.10".into()),
         cni_bin: "/usr/lib/cni".into(),
         cni_conf: "/etc/cni/other".into(),
+        registries: None,
     };
     let assert_golden = |name: &str, rendered: &str| {
         let golden = fs::read_to_string(golden_path(name)).unwrap();

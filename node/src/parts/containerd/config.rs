@@ -78,6 +78,7 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
         ("config", containerd.config.as_ref()),
         ("cri.cni_bin", cri.map(|cri| &cri.cni_bin)),
         ("cri.cni_conf", cri.map(|cri| &cri.cni_conf)),
+        ("cri.registries", cri.and_then(|cri| cri.registries.as_ref())),
     ] {
         path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
     }
