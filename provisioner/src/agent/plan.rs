@@ -6,6 +6,7 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, node_identity};
+use crate::api::event::{MAX_NOTE_BYTES, truncate_bytes};
 use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
 use crate::objects::{allows_node, waits_for_consumer};
@@ -90,12 +91,7 @@ pub(super) enum UnservedReason {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(super) enum PodProblem {
     /// If the node has room for the other claim, the scheduler reports what keeps the pod from it.
-    #[error(
-        "claim {claim} is on node {node}, which has no room for claim {}: the pod needs both on one node. Free space there. \
-         Or, if {claim} has no data that are needed, and a controller creates it and the pod anew, \
-         `kubectl cordon {node} && kubectl -n {} delete pvc/{claim} pod/{}`, and `kubectl uncordon {node}` once the pod runs",
-        others.join(" or "), pod.namespace, pod.name
-    )]
+    #[error("{}", no_room_note(pod, claim, node, others))]
     NoRoom { pod: PodKey, claim: String, node: String, others: Vec<String> },
     #[error(
         "claim {claim} is on node {node}, and claim {other} on node {other_node}: the pod needs both on one node. Create the claims \
@@ -108,6 +104,20 @@ pub(super) enum PodProblem {
         pod.namespace
     )]
     Unscheduled { pod: PodKey, claim: String, node: String },
+}
+
+/// The note about a pod whose claims don't fit on one node. If the names are so long that it would not fit into an event,
+/// the names before the commands are cut, and not the commands.
+fn no_room_note(pod: &PodKey, claim: &str, node: &str, others: &[String]) -> String {
+    let what =
+        format!("claim {claim} is on node {node}, which has no room for claim {}", others.join(" or "));
+    let remedy = format!(
+        ": the pod needs both on one node. Free space there. Or, if the claim there has no data that are \
+         needed, and a controller creates it and the pod anew, `kubectl cordon {node} && kubectl -n {} delete pvc/{claim} pod/{}`, \
+         and `kubectl uncordon {node}` once the pod runs",
+        pod.namespace, pod.name
+    );
+    format!("{}{remedy}", truncate_bytes(&what, MAX_NOTE_BYTES.saturating_sub(remedy.len())))
 }
 
 /// All conditions of the driver's claims and volumes.

@@ -8,12 +8,14 @@ use tokio::time::Instant;
 
 use super::AgentConfig;
 use super::agenda::{ActionOutcome, Agenda};
-use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, VolumeFacts};
+use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, VolumeFacts};
 use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
 use super::plan::{
     ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, find_conditions, has_room,
 };
+use crate::api::event::MAX_NOTE_BYTES;
+use crate::identity::SELECTED_NODE;
 use crate::testing::objects::{CLASS, DRIVER, sample_claim, sample_class, sample_node, sample_volume};
 use crate::{DriverName, NodeName};
 
@@ -322,6 +324,25 @@ fn a_pod_that_bypasses_the_scheduler_or_whose_claims_are_apart_is_reported() {
     claim.selected_node = Some("node-b".to_owned());
     objects.claims = [("default/web-data".to_owned(), claim)].into_iter().collect();
     assert_eq!(pod_problems(&objects), []);
+}
+
+#[test]
+fn the_longest_names_cut_no_command_of_a_note() {
+    let [long, short] = [253, 63].map(|length| "n".repeat(length));
+    let pod = PodKey { namespace: short.clone(), name: long.clone(), uid: String::new() };
+    let (claim, node, others) = (long.clone(), short.clone(), vec![long.clone(), long.clone()]);
+    let no_room = PodProblem::NoRoom { pod: pod.clone(), claim, node, others };
+    let delete = format!("`kubectl cordon {short} && kubectl -n {short} delete pvc/{long} pod/{long}`");
+    let unscheduled = PodProblem::Unscheduled { pod, claim: long.clone(), node: short.clone() };
+    let select = format!("`kubectl -n {short} annotate pvc {long} {SELECTED_NODE}={short}`");
+    for (problem, commands) in [
+        (no_room, vec![delete, format!("`kubectl uncordon {short}` once the pod runs")]),
+        (unscheduled, vec![select]),
+    ] {
+        let note = problem.to_string();
+        assert!(note.len() <= MAX_NOTE_BYTES, "{}", note.len());
+        assert!(commands.iter().all(|command| note.contains(command)), "{note}");
+    }
 }
 
 fn volume_facts(node: &str, is_removable: bool) -> VolumeFacts {
