@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Kubeconfig};
-use nodekeel_provisioner::{Ability, InabilityCause, Provisioner};
+use nodekeel_provisioner::{Ability, ImageFormat, InabilityCause, Provisioner};
 use tokio::task::spawn_blocking;
 
 use super::DN;
@@ -49,14 +49,16 @@ impl HealthSource for ApiHealth {
             // Neither the lock nor the provisioner is held over an await: its next incarnation opens the store again.
             let asked = {
                 let current = self.current.lock();
-                let ask = |it: &Provisioner| (it.ability(), it.check_lease(), it.check_api());
+                let ask =
+                    |it: &Provisioner| (it.ability(), it.missing_formats(), it.check_lease(), it.check_api());
                 current.as_ref().map(ask)
             };
             // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
             // store.
-            let Some((store, lease, api)) = asked else { return Vec::new() };
+            let Some((store, missing, lease, api)) = asked else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
             let mut conditions: Vec<_> = store_condition(&store).into_iter().collect();
+            conditions.extend(missing.iter().map(|(format, why)| format_condition(*format, why)));
             let Some(error) = api.await else {
                 conditions.extend(lease.as_deref().map(lease_condition));
                 return conditions;
@@ -86,6 +88,16 @@ fn store_condition(ability: &Ability) -> Option<HealthCondition> {
     };
     let found = HealthCondition::problem(DN, format!("{what}: {why}"));
     Some(found.waiting_for("the disk of the volumes").hint(hint))
+}
+
+/// The condition of a node without the program that makes the file system of strict volumes. All other volumes can be
+/// created.
+fn format_condition(format: ImageFormat, why: &str) -> HealthCondition {
+    let what =
+        format!("strict volumes of {format} can't be created, and claims for them go to other nodes: {why}");
+    HealthCondition::warning(DN, what)
+        .waiting_for(format!("the program that makes {format}"))
+        .hint("install it: it is noticed within a minute")
 }
 
 /// The condition of a node whose Lease is not renewed although the API server answers.
@@ -205,6 +217,14 @@ mod tests {
         assert!(problem.contains("no volumes can be created: read-only"), "{problem}");
         assert!(hint.contains("repair the disk"), "{hint}");
         assert!([Ability::Unknown, Ability::Able].iter().all(|ability| store_condition(ability).is_none()));
+    }
+
+    #[test]
+    fn a_missing_program_of_strict_volumes_is_a_warning_that_names_it() {
+        let found = format_condition(ImageFormat::Xfs, "mkfs.xfs is missing on this node");
+        assert!(!found.is_problem(), "all other volumes can be created: {found:?}");
+        assert!(found.problem.starts_with("strict volumes of xfs can't be created"), "{found:?}");
+        assert!(found.problem.ends_with(": mkfs.xfs is missing on this node"), "{found:?}");
     }
 
     #[tokio::test]
