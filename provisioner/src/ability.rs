@@ -12,6 +12,7 @@ use nodekeel_fsquota::Error as QuotaError;
 use rustix::io::Errno;
 
 use crate::error_chain::format_chain;
+use crate::name::StoreName;
 use crate::store::VolumeStoreError;
 
 pub(crate) mod prober;
@@ -142,6 +143,15 @@ impl Ability {
             }
         };
         Self::Unable { cause, why: format!("{text}{}", cause.remedy()) }
+    }
+
+    /// The ability to create volumes in a store that the node does not have.
+    pub(crate) fn without_store(store: &StoreName) -> Self {
+        let why = format!(
+            "the claim's storage class names store {store}, which the node does not have: add it to the stores in the \
+             configuration of the node, or use another class"
+        );
+        Self::Unable { cause: InabilityCause::Unserved, why }
     }
 
     /// Returns whether two abilities are the same but for the text of the reason.

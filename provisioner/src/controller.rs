@@ -11,26 +11,28 @@ use std::future::pending;
 use std::sync::Arc;
 
 use futures_util::future::{self, BoxFuture};
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Resource;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::ability::prober::{StoreProber, ability_changes};
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
-use crate::api::watches::{changed_objects, new_caches, watch_resource};
+use crate::api::watch_errors::WatchErrors;
+use crate::api::watches::{ObjectCaches, changed_objects, new_caches, watch_resource};
 use crate::api::work_queue::{NextRun, reconcile_changes};
 use crate::audit::run_auditor;
 use crate::capacity::publisher::{CapacityPublisher, PublisherState};
 use crate::claim::apply::ClaimProvisioner;
 use crate::claim::peers::PeerObserver;
 use crate::claim::reconcile::ClaimReconciler;
-use crate::controller::event_filter::EventFilter;
+use crate::controller::event_filter::{EventFilter, StoreSignals};
 use crate::deletion::apply::VolumeRemover;
 use crate::deletion::live_claims::LiveClaims;
 use crate::deletion::reconcile::VolumeReconciler;
@@ -42,12 +44,14 @@ use crate::loss::status::{ServedStore, StoreStatus};
 use crate::node::watch_node;
 use crate::node_lease::LeaseRenewer;
 use crate::objects::{bound_volume_name, has_data_source};
-use crate::provisioner::{Provisioner, RunError};
+use crate::provisioner::{Provisioner, ProvisionerConfig, RunError, StoreUnit};
 use crate::resize::apply::ClaimResizer;
 use crate::resize::reconcile::ResizeReconciler;
+use crate::scope::StoreScope;
 use crate::snapshot::apply::SnapshotApplier;
-use crate::snapshot::reconcile::SnapshotReconciler;
-use crate::sweep::OrphanSweeper;
+use crate::snapshot::reconcile::{SnapshotReconciler, SnapshotUnit};
+use crate::store::VolumeStore;
+use crate::sweep::{OrphanSweeper, SweepRequest};
 
 mod event_filter;
 
@@ -67,151 +71,30 @@ async fn run_loops(
     token: &CancellationToken,
     on_ready: impl FnOnce() + Send,
 ) -> Result<(), RunError> {
-    let Provisioner { config, api, served, failures, .. } = provisioner;
-    // An earlier run may have left its status: until this run has checked the store, nothing may act on it.
-    served.set(StoreStatus::Unknown);
-
-    // The loops share caches, and send each other signals.
+    let Provisioner { config, units, .. } = provisioner;
+    let api = &provisioner.first().api;
+    for unit in units {
+        // An earlier run may have left its status: until this run has checked the store, nothing may act on it.
+        unit.served.set(StoreStatus::Unknown);
+    }
+    // The stores share the watches and caches, and each has loops of its own: none waits for the disk of another.
     let (caches, writers) = new_caches();
-    let retries = Arc::new(RetryTracker::new(config.backoff));
-    let live_claims = Arc::new(LiveClaims::default());
-    let (claims, requeued_claims) = ClaimQueue::new(caches.claims.clone());
-    let peers = PeerObserver::default();
-    let (sweeps, sweep_requests) = unbounded_channel();
-    let volumes_changed = Arc::new(watch::Sender::new(()));
-    let missing = Arc::new(watch::Sender::default());
-    let unlimited = Arc::new(watch::Sender::default());
-    // Volumes are served even if these watches fail.
-    let optional_watches = provisioner.watch_errors.of_optional_apis();
-
-    // The reconcilers and the loops, each with its dependencies.
-    let remover = Arc::new(VolumeRemover {
-        api: api.clone(),
-        store: Arc::clone(&provisioner.store),
-        guard: provisioner.guard.clone(),
-        locks: Arc::clone(&provisioner.locks),
-        metrics: Arc::clone(&failures.metrics),
-    });
-    let capacity = Arc::new(CapacityPublisher {
-        api: api.clone(),
-        store: Arc::clone(&provisioner.store),
-        classes: caches.classes.clone(),
-        claims: claims.clone(),
-        node: provisioner.node.clone(),
-        served: served.clone(),
-        failures: failures.clone(),
-        watch_errors: optional_watches.clone(),
-        backoff: config.backoff,
-        state: PublisherState::default(),
-    });
-    let pending_claims = ClaimReconciler {
-        provisioner: ClaimProvisioner {
-            api: api.clone(),
-            store: Arc::clone(&provisioner.store),
-            snapshots: provisioner.snapshots.clone(),
-            remover: Arc::clone(&remover),
-            locks: Arc::clone(&provisioner.locks),
-            metrics: Arc::clone(&failures.metrics),
-            recorder: Arc::clone(&failures.recorder),
-            node: provisioner.node.clone(),
-        },
+    let shared = SharedParts {
         caches: caches.clone(),
-        capacity: Arc::clone(&capacity),
-        retries: Arc::clone(&retries),
-        served: served.clone(),
-        peers: peers.clone(),
-        failures: failures.clone(),
-        node_selection_delay: config.node_selection_delay,
-        reschedule_after: config.reschedule_after,
-        max_delay: config.backoff.max,
+        live_claims: Arc::default(),
+        peers: PeerObserver::default(),
+        volumes_changed: Arc::new(watch::Sender::new(())),
+        // Volumes are served even if these watches fail.
+        optional_watches: provisioner.watch_errors.of_optional_apis(),
     };
-    let bound_claims = ResizeReconciler {
-        resizer: ClaimResizer {
-            api: api.clone(),
-            store: Arc::clone(&provisioner.store),
-            locks: Arc::clone(&provisioner.locks),
-            metrics: Arc::clone(&failures.metrics),
-            recorder: Arc::clone(&failures.recorder),
-        },
-        caches: caches.clone(),
-        retries: Arc::clone(&retries),
-        served: served.clone(),
-        failures: failures.clone(),
-    };
-    let volumes = VolumeReconciler {
-        remover: Arc::clone(&remover),
-        snapshots: provisioner.snapshots.clone(),
-        live_claims: Arc::clone(&live_claims),
-        retries: Arc::clone(&retries),
-        served: served.clone(),
-        failures: failures.clone(),
-    };
-    let contents = provisioner.snapshots.clone().map(|store| SnapshotReconciler {
-        applier: SnapshotApplier { api: api.clone(), store, recorder: Arc::clone(&failures.recorder) },
-        claims: claims.clone(),
-        sweeps: sweeps.clone(),
-        retries: Arc::clone(&retries),
-        served: served.clone(),
-        failures: failures.clone(),
-        watch_errors: optional_watches.clone(),
-        concurrency: config.copy_concurrency,
-    });
-    let sweeper = OrphanSweeper {
-        api: api.clone(),
-        remover,
-        snapshots: provisioner.snapshots.clone(),
-        objects: caches.volumes.clone(),
-        served: served.clone(),
-        missing: Arc::clone(&missing),
-        failures: failures.clone(),
-        backoff: config.backoff,
-    };
-    let guard = StoreGuard {
-        api: api.clone(),
-        store: Arc::clone(&provisioner.store),
-        snapshots: provisioner.snapshots.clone(),
-        caches: caches.clone(),
-        served: served.clone(),
-        volumes_changed: Arc::clone(&volumes_changed),
-        missing: Arc::clone(&missing),
-        sweeps: sweeps.clone(),
-        failures: failures.clone(),
-        backoff: config.backoff,
-    };
-    let conditions = ConditionReporter {
-        api: api.clone(),
-        volumes: caches.volumes.clone(),
-        served: served.clone(),
-        volumes_changed: Arc::clone(&volumes_changed),
-        missing,
-        unlimited: Arc::clone(&unlimited),
-        failures: failures.clone(),
-        backoff: config.backoff,
-    };
-    let limits = LimitReconciler {
-        api: api.clone(),
-        store: Arc::clone(&provisioner.store),
-        caches: caches.clone(),
-        locks: Arc::clone(&provisioner.locks),
-        volumes_changed: Arc::clone(&volumes_changed),
-        unlimited,
-        failures: failures.clone(),
-        backoff: config.backoff,
-        findings: LimitFindings::default(),
-    };
-
-    let prober = StoreProber {
-        store: Arc::clone(&provisioner.store),
-        served: served.clone(),
-        failed: Arc::clone(&failures.store_failed),
-        retries: Arc::clone(&retries),
-        claims: claims.clone(),
-    };
+    let (loops, inputs): (Vec<_>, Vec<_>) =
+        units.iter().map(|unit| StoreLoops::new(provisioner, unit, &shared)).unzip();
+    let contents = snapshot_reconciler(provisioner, &loops, &shared);
 
     let lease = LeaseRenewer {
         api: api.clone(),
         node: provisioner.node.clone(),
-        failures: failures.clone(),
+        failures: provisioner.first().failures.clone(),
         status: provisioner.lease.clone(),
     };
 
@@ -219,20 +102,18 @@ async fn run_loops(
     let filter = Arc::new(EventFilter {
         identity: api.identity.clone(),
         caches: caches.clone(),
-        retries: Arc::clone(&retries),
-        live_claims,
-        capacity: Arc::clone(&capacity),
-        claims: claims.clone(),
-        sweeps,
+        live_claims: Arc::clone(&shared.live_claims),
+        stores: loops.iter().map(|store| store.signals.clone()).collect(),
     });
+    let (claim_inputs, volume_inputs): (Vec<_>, Vec<_>) =
+        loops.iter().map(|store| (store.claims.clone(), store.volumes.clone())).unzip();
     let errors = &provisioner.watch_errors;
     let (passed, watched) = (Arc::clone(&filter), watch_resource(api.all::<PersistentVolumeClaim>(), errors));
     let changed_claims = changed_objects(
         watched.filter_map(move |event| future::ready(passed.filter_claim(event))).reflect(writers.claims),
     );
-    // A requeued claim is treated as a changed one: an object that it waits for has changed.
-    let changed_claims = stream::select(changed_claims, receiver_stream(requeued_claims));
     let (passed, watched) = (Arc::clone(&filter), watch_resource(api.all::<PersistentVolume>(), errors));
+    let volumes_changed = Arc::clone(&shared.volumes_changed);
     let changed_volumes = changed_objects(
         watched
             .filter_map(move |event| future::ready(passed.filter_volume(event)))
@@ -246,39 +127,10 @@ async fn run_loops(
         // No reconciler handles classes: the filter has requeued the claims of a changed one.
         .for_each(|_| {
             let classes = caches.classes.state();
-            peers.observe_classes(&api.identity.driver, classes.iter().map(|class| &**class));
+            shared.peers.observe_classes(&api.identity.driver, classes.iter().map(|class| &**class));
             future::ready(())
         });
 
-    let all_claims = &AllClaims { pending: pending_claims, bound: bound_claims, retries };
-    // Volumes with a data source are created separately: a copy may take long, and no other claim waits for it.
-    let (copies, copied_claims) = unbounded_channel();
-    // A cancellation ends the streams only: the loops still complete the calls in progress.
-    let claim_loop = reconcile_changes(
-        changed_claims.take_until(token.cancelled()),
-        ability_changes(served),
-        caches.claims.clone(),
-        config.concurrency,
-        move |claim: Arc<PersistentVolumeClaim>| {
-            // Without a receiver, the run ends.
-            let is_passed_on = is_copy(&claim) && copies.send(ObjectRef::from_obj(&*claim)).is_ok();
-            async move { if is_passed_on { NextRun::OnChange } else { all_claims.reconcile(&claim).await } }
-        },
-    );
-    let copy_loop = reconcile_changes(
-        receiver_stream(copied_claims).take_until(token.cancelled()),
-        ability_changes(served),
-        caches.claims.clone(),
-        config.copy_concurrency,
-        async |claim| all_claims.reconcile(&claim).await,
-    );
-    let volume_loop = reconcile_changes(
-        changed_volumes.take_until(token.cancelled()),
-        ability_changes(served),
-        caches.volumes.clone(),
-        config.concurrency,
-        async |volume| volumes.reconcile(&volume).await,
-    );
     let snapshot_loop = async {
         match &contents {
             Some(contents) => contents.run().await,
@@ -291,41 +143,313 @@ async fn run_loops(
     };
     let node = watch_node(
         api,
-        optional_watches.clone(),
+        shared.optional_watches.clone(),
         &provisioner.node,
         provisioner.registered.clone(),
         |has_changed| {
-            // The kubelet writes at least every five minutes: a time to look at the disk, whose use nothing reports.
-            capacity.notify_change();
-            if has_changed {
-                // Also those that select this node: its labels decide whether their classes allow it.
-                claims.requeue_unbound();
+            for store in &loops {
+                // The kubelet writes at least every five minutes: a time to look at the disk, whose use nothing reports.
+                store.signals.capacity.notify_change();
+                if has_changed {
+                    // Also those that select this node: its labels decide whether their classes allow it.
+                    store.signals.claims.requeue_unbound();
+                }
             }
         },
     );
-    let auditing = served.while_served(|| run_auditor(&*provisioner.store, &limits, config));
+    let running = loops.iter().zip(inputs).map(|(store, input)| store.run(input, config, token));
     // The first loop that ends ends the run. The others are dropped where they wait, which is like a crash: the next
     // run resumes their work.
     tokio::select! {
-        ((), (), ()) = future::join3(claim_loop, copy_loop, volume_loop) => {}
+        ended = future::try_join_all(running) => drop(ended?),
+        () = send_changes(changed_claims, claim_inputs) => {}
+        () = send_changes(changed_volumes, volume_inputs) => {}
         () = classes => {}
-        () = peers.run(api, &optional_watches) => {}
+        () = shared.peers.run(api, &shared.optional_watches) => {}
         () = readiness => {}
-        () = sweeper.run(sweep_requests) => {}
-        () = auditing => {}
-        () = capacity.run() => {}
         () = node => {}
         () = snapshot_loop => {}
-        () = conditions.run() => {}
-        () = prober.run() => {}
         () = lease.run() => {}
-        error = guard.run() => return Err(error),
-        () = canceled_before_serving(served, token) => {}
     }
     if token.is_cancelled() {
         lease.release().await;
     }
     Ok(())
+}
+
+/// What the loops of all stores share.
+struct SharedParts {
+    caches: ObjectCaches,
+    live_claims: Arc<LiveClaims>,
+    peers: PeerObserver,
+    volumes_changed: Arc<watch::Sender<()>>,
+    optional_watches: WatchErrors,
+}
+
+/// The reconcilers and the loops of a store, each with its dependencies.
+struct StoreLoops {
+    signals: StoreSignals,
+    claims: UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+    volumes: UnboundedSender<ObjectRef<PersistentVolume>>,
+    caches: ObjectCaches,
+    served: ServedStore,
+    store: Arc<dyn VolumeStore>,
+    all_claims: AllClaims,
+    released: VolumeReconciler,
+    sweeper: OrphanSweeper,
+    guard: StoreGuard,
+    conditions: ConditionReporter,
+    limits: LimitReconciler,
+    prober: StoreProber,
+}
+
+/// The objects of all stores that have changed, or are to be reconciled again.
+struct StoreInput {
+    claims: UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
+    requeued: UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
+    volumes: UnboundedReceiver<ObjectRef<PersistentVolume>>,
+    sweeps: UnboundedReceiver<SweepRequest>,
+}
+
+impl StoreLoops {
+    fn new(provisioner: &Provisioner, unit: &StoreUnit, shared: &SharedParts) -> (Self, StoreInput) {
+        let Provisioner { config, .. } = provisioner;
+        let StoreUnit { api, store, snapshots, guard, failures, served } = unit;
+        let caches = &shared.caches;
+        let names = provisioner.units.iter().filter_map(|unit| unit.api.identity.store.clone());
+        let scope = StoreScope { identity: api.identity.clone(), names: Arc::new(names.collect()) };
+        let retries = Arc::new(RetryTracker::new(config.backoff));
+        let (claims, requeued) = ClaimQueue::new(caches.claims.clone());
+        let (sweeps, sweep_requests) = unbounded_channel();
+        let (missing, unlimited) = (Arc::new(watch::Sender::default()), Arc::new(watch::Sender::default()));
+        let remover = Arc::new(VolumeRemover {
+            api: api.clone(),
+            store: Arc::clone(store),
+            guard: guard.clone(),
+            locks: Arc::clone(&provisioner.locks),
+            metrics: Arc::clone(&failures.metrics),
+        });
+        let capacity = Arc::new(CapacityPublisher {
+            api: api.clone(),
+            store: Arc::clone(store),
+            classes: caches.classes.clone(),
+            scope: scope.clone(),
+            claims: claims.clone(),
+            node: provisioner.node.clone(),
+            served: served.clone(),
+            failures: failures.clone(),
+            watch_errors: shared.optional_watches.clone(),
+            backoff: config.backoff,
+            state: PublisherState::default(),
+        });
+        let pending = ClaimReconciler {
+            provisioner: ClaimProvisioner {
+                api: api.clone(),
+                store: Arc::clone(store),
+                snapshots: snapshots.clone(),
+                remover: Arc::clone(&remover),
+                locks: Arc::clone(&provisioner.locks),
+                metrics: Arc::clone(&failures.metrics),
+                recorder: Arc::clone(&failures.recorder),
+                node: provisioner.node.clone(),
+            },
+            scope: scope.clone(),
+            caches: caches.clone(),
+            capacity: Arc::clone(&capacity),
+            retries: Arc::clone(&retries),
+            served: served.clone(),
+            peers: shared.peers.clone(),
+            failures: failures.clone(),
+            node_selection_delay: config.node_selection_delay,
+            reschedule_after: config.reschedule_after,
+            max_delay: config.backoff.max,
+        };
+        let bound = ResizeReconciler {
+            resizer: ClaimResizer {
+                api: api.clone(),
+                store: Arc::clone(store),
+                locks: Arc::clone(&provisioner.locks),
+                metrics: Arc::clone(&failures.metrics),
+                recorder: Arc::clone(&failures.recorder),
+            },
+            caches: caches.clone(),
+            retries: Arc::clone(&retries),
+            served: served.clone(),
+            failures: failures.clone(),
+        };
+        let released = VolumeReconciler {
+            remover: Arc::clone(&remover),
+            snapshots: snapshots.clone(),
+            live_claims: Arc::clone(&shared.live_claims),
+            retries: Arc::clone(&retries),
+            served: served.clone(),
+            failures: failures.clone(),
+        };
+        let sweeper = OrphanSweeper {
+            api: api.clone(),
+            remover,
+            snapshots: snapshots.clone(),
+            objects: caches.volumes.clone(),
+            served: served.clone(),
+            missing: Arc::clone(&missing),
+            failures: failures.clone(),
+            backoff: config.backoff,
+        };
+        let others = provisioner.units.iter().filter(|other| other.api.identity.store != api.identity.store);
+        let guard = StoreGuard {
+            api: api.clone(),
+            store: Arc::clone(store),
+            snapshots: snapshots.clone(),
+            other_snapshots: others.filter_map(|other| other.snapshots.clone()).collect(),
+            caches: caches.clone(),
+            served: served.clone(),
+            volumes_changed: Arc::clone(&shared.volumes_changed),
+            missing: Arc::clone(&missing),
+            sweeps: sweeps.clone(),
+            failures: failures.clone(),
+            backoff: config.backoff,
+        };
+        let conditions = ConditionReporter {
+            api: api.clone(),
+            scope,
+            volumes: caches.volumes.clone(),
+            served: served.clone(),
+            volumes_changed: Arc::clone(&shared.volumes_changed),
+            missing,
+            unlimited: Arc::clone(&unlimited),
+            failures: failures.clone(),
+            backoff: config.backoff,
+        };
+        let limits = LimitReconciler {
+            api: api.clone(),
+            store: Arc::clone(store),
+            caches: caches.clone(),
+            locks: Arc::clone(&provisioner.locks),
+            volumes_changed: Arc::clone(&shared.volumes_changed),
+            unlimited,
+            failures: failures.clone(),
+            backoff: config.backoff,
+            findings: LimitFindings::default(),
+        };
+        let prober = StoreProber {
+            store: Arc::clone(store),
+            served: served.clone(),
+            failed: Arc::clone(&failures.store_failed),
+            retries: Arc::clone(&retries),
+            claims: claims.clone(),
+        };
+        let (changed_claims, claim_receiver) = unbounded_channel();
+        let (changed_volumes, volumes) = unbounded_channel();
+        let this = Self {
+            signals: StoreSignals { retries: Arc::clone(&retries), capacity, claims, sweeps },
+            claims: changed_claims,
+            volumes: changed_volumes,
+            caches: caches.clone(),
+            served: served.clone(),
+            store: Arc::clone(store),
+            all_claims: AllClaims { pending, bound, retries },
+            released,
+            sweeper,
+            guard,
+            conditions,
+            limits,
+            prober,
+        };
+        (this, StoreInput { claims: claim_receiver, requeued, volumes, sweeps: sweep_requests })
+    }
+
+    /// Serves the store until a cancellation, once the calls in progress are complete, or until it can't be served any more.
+    async fn run(
+        &self,
+        input: StoreInput,
+        config: &ProvisionerConfig,
+        token: &CancellationToken,
+    ) -> Result<(), RunError> {
+        let StoreInput { claims, requeued, volumes, mut sweeps } = input;
+        // A requeued claim is treated as a changed one: an object that it waits for has changed.
+        let changed_claims = stream::select(receiver_stream(claims), receiver_stream(requeued));
+        // Volumes with a data source are created separately: a copy may take long, and no other claim waits for it.
+        let (copies, copied_claims) = unbounded_channel();
+        let all_claims = &self.all_claims;
+        // A cancellation ends the streams only: the loops still complete the calls in progress.
+        let claim_loop = reconcile_changes(
+            changed_claims.take_until(token.cancelled()),
+            ability_changes(&self.served),
+            self.caches.claims.clone(),
+            config.concurrency,
+            move |claim: Arc<PersistentVolumeClaim>| {
+                // Without a receiver, the run ends.
+                let is_passed_on = is_copy(&claim) && copies.send(ObjectRef::from_obj(&*claim)).is_ok();
+                async move { if is_passed_on { NextRun::OnChange } else { all_claims.reconcile(&claim).await } }
+            },
+        );
+        let copy_loop = reconcile_changes(
+            receiver_stream(copied_claims).take_until(token.cancelled()),
+            ability_changes(&self.served),
+            self.caches.claims.clone(),
+            config.copy_concurrency,
+            async |claim| all_claims.reconcile(&claim).await,
+        );
+        let volume_loop = reconcile_changes(
+            receiver_stream(volumes).take_until(token.cancelled()),
+            ability_changes(&self.served),
+            self.caches.volumes.clone(),
+            config.concurrency,
+            async |volume| self.released.reconcile(&volume).await,
+        );
+        let auditing = self.served.while_served(|| run_auditor(&*self.store, &self.limits, config));
+        tokio::select! {
+            ((), (), ()) = future::join3(claim_loop, copy_loop, volume_loop) => Ok(()),
+            () = self.sweeper.run(&mut sweeps) => Ok(()),
+            () = auditing => Ok(()),
+            () = self.signals.capacity.run() => Ok(()),
+            () = self.conditions.run() => Ok(()),
+            () = self.prober.run() => Ok(()),
+            error = self.guard.run() => Err(error),
+            () = canceled_before_serving(&self.served, token) => Ok(()),
+        }
+    }
+}
+
+/// Takes the snapshots of all stores; `None` if none of them has any.
+fn snapshot_reconciler(
+    provisioner: &Provisioner,
+    loops: &[StoreLoops],
+    shared: &SharedParts,
+) -> Option<SnapshotReconciler> {
+    let unit = |(unit, store): (&StoreUnit, &StoreLoops)| {
+        let StoreUnit { api, snapshots, failures, served, .. } = unit;
+        let recorder = Arc::clone(&failures.recorder);
+        Some(SnapshotUnit {
+            applier: SnapshotApplier { api: api.clone(), store: snapshots.clone()?, recorder },
+            claims: store.signals.claims.clone(),
+            sweeps: store.signals.sweeps.clone(),
+            served: served.clone(),
+            failures: failures.clone(),
+        })
+    };
+    let units: Vec<_> = provisioner.units.iter().zip(loops).filter_map(unit).collect();
+    let is_needed = !units.is_empty();
+    is_needed.then(|| SnapshotReconciler {
+        units,
+        volumes: shared.caches.volumes.clone(),
+        retries: Arc::new(RetryTracker::new(provisioner.config.backoff)),
+        watch_errors: shared.optional_watches.clone(),
+        concurrency: provisioner.config.copy_concurrency,
+    })
+}
+
+/// Sends each change to the loops of all stores: which one an object concerns is decided there.
+async fn send_changes<K>(changes: impl Stream<Item = ObjectRef<K>>, loops: Vec<UnboundedSender<ObjectRef<K>>>)
+where
+    K: Resource<DynamicType = ()>,
+{
+    let send = |object: ObjectRef<K>| {
+        // Without a receiver, the run ends.
+        loops.iter().for_each(|store| drop(store.send(object.clone())));
+        future::ready(())
+    };
+    changes.for_each(send).await;
 }
 
 /// The claims of this node, pending and bound.
@@ -363,7 +487,8 @@ async fn canceled_before_serving(served: &ServedStore, token: &CancellationToken
 }
 
 async fn report_ready(provisioner: &Provisioner, on_ready: impl FnOnce() + Send) {
-    provisioner.served.wait_until_served().await;
+    let served = provisioner.units.iter().map(|unit| unit.served.wait_until_served().boxed());
+    future::select_all(served).await;
     if let Some(mut registered) = provisioner.registered.clone() {
         // The sender is dropped: the driver will never be registered, so the provisioner never becomes
         // ready.

@@ -1,6 +1,6 @@
 //! The driver and the node that a provisioner serves, and the names by which objects belong to them.
 
-use crate::name::{DriverName, NodeName};
+use crate::name::{DriverName, NodeName, StoreName};
 
 /// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and
 /// taints".
@@ -35,9 +35,17 @@ pub struct ProvisionerIdentity {
     /// The finalizer that volumes get, usually [`FINALIZER`]. With `None`, a volume's data leak if its object
     /// is deleted by hand before its claim.
     pub finalizer: Option<String>,
+    /// The store of the volumes, one of several on the node. `None` is the one without a name: that of the classes that name
+    /// none.
+    pub store: Option<StoreName>,
 }
 
 impl ProvisionerIdentity {
+    /// The same driver and node, with another one of its stores.
+    pub(crate) fn with_store(&self, store: Option<StoreName>) -> Self {
+        Self { store, ..self.clone() }
+    }
+
     /// Returns whether a label names this node, in a node affinity of this release or of an earlier one.
     pub(crate) fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
         (key == HOSTNAME || key == self.driver.topology_key()) && values == [self.node.as_str()]

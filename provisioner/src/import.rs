@@ -21,7 +21,7 @@ use crate::dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
 use crate::import::decide::{ImportAction, ImportRejection, plan_import};
-use crate::objects::{class_name, is_on_node};
+use crate::objects::{class_name, is_in_store};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 
 /// A directory to import, and its claim.
@@ -234,7 +234,7 @@ impl Import<'_> {
     /// Returns whether a PersistentVolume is on this node and of the claim of this volume.
     fn is_of_claim(&self, found: &PersistentVolume, spec: &VolumeSpec) -> bool {
         let claim = found.spec.as_ref().and_then(|found| found.claim_ref.as_ref());
-        claim.is_some_and(|claim| claim.uid == spec.claim_ref.uid) && is_on_node(self.identity, found)
+        claim.is_some_and(|claim| claim.uid == spec.claim_ref.uid) && is_in_store(self.identity, found)
     }
 
     /// Makes an existing PersistentVolume that of this import, in any version: the volume controllers bind it at the

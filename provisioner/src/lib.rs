@@ -30,6 +30,7 @@
 //!         driver: DriverName::try_new("volumes.example.org")?,
 //!         node: NodeName::try_new("node-a")?,
 //!         finalizer: Some(FINALIZER.to_owned()),
+//!         store: None,
 //!     };
 //!     let path = std::path::Path::new("/var/lib/nodekeel");
 //!     let quota = match ProjectQuota::open(path) {
@@ -72,6 +73,8 @@
 //! - A directory whose disk isn't mounted looks like an empty one. So a store has an identity ([`StoreId`]), on
 //!   its disk and in each PersistentVolume: nothing is served without it, and a missing volume counts as
 //!   removed only in the store that it was created in.
+//! - A node can have several stores, each with a name ([`Provisioner::with_store`]): a class names that of its volumes by its
+//!   parameter `store`. Each is served, probed, and offered by itself.
 //! - The node affinity of volumes refers to a label of this driver ([`DriverName::topology_key`]), which the
 //!   kubelet sets when it registers the plugin.
 //! - Before it creates a volume, it reads the claim again: a stale cache causes no second volume.
@@ -141,6 +144,7 @@ mod provisioner;
 mod quantity;
 mod recovery;
 mod resize;
+mod scope;
 #[cfg(feature = "settings")]
 pub mod settings;
 mod snapshot;
@@ -184,9 +188,12 @@ pub use loss::store::{StoreAction, StoreRejection, plan_store};
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusMetrics;
 pub use metrics::VolumeMetrics;
-pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NodeName};
-pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE};
-pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
+pub use name::{
+    DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, MAX_STORE_NAME_BYTES,
+    NodeName, StoreName,
+};
+pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE};
+pub use provisioner::{Deps, NamedStore, Provisioner, ProvisionerConfig, RunError, StoreHealth};
 pub use quantity::QuantityError;
 pub use recovery::orphan::{OrphanState, OrphanVolume, plan_orphan};
 pub use recovery::{RecoveryError, VolumeOwners, VolumeRecovery};

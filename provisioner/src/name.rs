@@ -1,4 +1,4 @@
-//! Names of the driver and of the node.
+//! Names of the driver, of the node, and of its stores.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,6 +11,9 @@ pub const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// Maximum length of a node name in bytes. A longer one is not a label's value, so no node affinity could
 /// name the node. *Source:* Kubernetes, "Labels and Selectors".
 pub const MAX_NODE_NAME_BYTES: usize = 63;
+
+/// Maximum length of the name of a store in bytes.
+pub const MAX_STORE_NAME_BYTES: usize = 63;
 
 /// A text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +32,12 @@ pub enum InvalidObjectName {
         "invalid node name {name:?}: use the lower-case name under which the node registers, of at most 63 bytes"
     )]
     Node {
+        /// The given name.
+        name: String,
+    },
+    /// The store's name is not a label of at most [`MAX_STORE_NAME_BYTES`].
+    #[error("invalid store name {name:?}: use lower-case letters, digits and `-`, at most 63, such as fast")]
+    Store {
         /// The given name.
         name: String,
     },
@@ -116,6 +125,31 @@ impl NodeName {
     }
 }
 
+/// The name of one of several stores of a node: a class names the store of its volumes, and each node has its own one of
+/// this name. Letters, digits and `-`, at most [`MAX_STORE_NAME_BYTES`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoreName(String);
+
+impl StoreName {
+    /// Validates a name.
+    ///
+    /// # Errors
+    /// [`InvalidObjectName::Store`]: not a label, or too long.
+    pub fn try_new(name: impl Into<String>) -> Result<Self, InvalidObjectName> {
+        let name = name.into();
+        if name.len() <= MAX_STORE_NAME_BYTES && is_label(&name) {
+            Ok(Self(name))
+        } else {
+            Err(InvalidObjectName::Store { name })
+        }
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Returns whether a text is a lower-case DNS subdomain of at most `max` bytes.
 fn is_domain(name: &str, max: usize) -> bool {
     name.len() <= max && name.split('.').all(is_label)
@@ -158,6 +192,7 @@ macro_rules! text {
 
 text!(DriverName);
 text!(NodeName);
+text!(StoreName);
 
 #[cfg(test)]
 mod tests {
@@ -198,6 +233,16 @@ mod tests {
         assert!(NodeName::try_new(format!("{}.{}", "a".repeat(31), "b".repeat(31))).is_ok());
         assert!(NodeName::try_new("a".repeat(64)).is_err());
         assert!(NodeName::try_new("Node").is_err());
+    }
+
+    #[test]
+    fn the_name_of_a_store_is_a_label_and_no_path() {
+        for good in ["fast", "nvme-0", "9", &"a".repeat(63)] {
+            assert_eq!(StoreName::try_new(good).map(|name| name.to_string()), Ok(good.to_owned()));
+        }
+        for bad in ["", "a.b", "-a", "a-", "A", "..", "a/b", &"a".repeat(64)] {
+            assert!(matches!(StoreName::try_new(bad), Err(InvalidObjectName::Store { .. })), "{bad:?}");
+        }
     }
 
     #[test]

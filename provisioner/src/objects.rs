@@ -13,6 +13,7 @@ use crate::DriverName;
 use crate::id::VolumeId;
 use crate::identity::{HOSTNAME, ProvisionerIdentity};
 use crate::image::{InvalidKind, VolumeKind};
+use crate::name::StoreName;
 use crate::store_id::StoreId;
 
 /// The annotation that named a claim's class before the field existed; it overrides the field, as in
@@ -21,6 +22,10 @@ const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// The volume attribute with the id of the store that the volume was created in.
 pub const STORE_ATTRIBUTE: &str = "store";
+
+/// The volume attribute with the name of the store that the volume was created in, one of several on its node; a volume of
+/// the one without a name has none.
+pub const STORE_NAME_ATTRIBUTE: &str = "storeName";
 
 /// The volume attribute with the kind of a block or strict volume; others have none.
 pub const KIND_ATTRIBUTE: &str = "kind";
@@ -105,9 +110,20 @@ pub(crate) fn is_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolu
         && terms.iter().all(|term| selects_only_node(identity, term))
 }
 
-/// The id of a PersistentVolume of this driver and node, by its name.
-pub(crate) fn volume_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> Option<VolumeId> {
-    let name = volume.metadata.name.as_deref().filter(|_| is_on_node(identity, volume));
+/// Returns whether a PersistentVolume is of this driver, node and store, by what it names: the disk may be another one.
+pub(crate) fn is_in_store(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    is_on_node(identity, volume) && store_name(volume) == identity.store.as_ref().map(StoreName::as_str)
+}
+
+/// The name of the store of a PersistentVolume, unchecked; `None` is the one without a name.
+pub(crate) fn store_name(volume: &PersistentVolume) -> Option<&str> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    Some(csi.volume_attributes.as_ref()?.get(STORE_NAME_ATTRIBUTE)?.as_str()).filter(|name| !name.is_empty())
+}
+
+/// The id of a PersistentVolume of this driver, node and store, by its name.
+pub(crate) fn volume_in_store(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> Option<VolumeId> {
+    let name = volume.metadata.name.as_deref().filter(|_| is_in_store(identity, volume));
     name?.parse().ok()
 }
 

@@ -25,6 +25,7 @@ use crate::image::ImageFormat;
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::loss::store::StoreRejection;
 use crate::metrics::VolumeMetrics;
+use crate::name::StoreName;
 use crate::node::NodeObserver;
 use crate::node_lease::LeaseStatus;
 use crate::snapshot::SnapshotStore;
@@ -122,20 +123,59 @@ pub enum RunError {
     StoreLost(VolumeStoreError),
 }
 
-/// Provisions the claims of one node, and deletes its released volumes. It is a [`Runnable`].
+/// A store with a name, next to that of the [`Deps`]. Its claims and volumes are served like those of that one, and
+/// whether or not the others can be.
 #[derive(Debug, Clone)]
-pub struct Provisioner {
-    pub(crate) config: ProvisionerConfig,
+#[allow(clippy::exhaustive_structs, reason = "made by programs, as `Deps`")]
+pub struct NamedStore {
+    /// As [`Deps::store`].
+    pub store: Arc<dyn VolumeStore>,
+    /// As [`Deps::snapshots`].
+    pub snapshots: Option<Arc<dyn SnapshotStore>>,
+    /// As [`Deps::metrics`], for this store.
+    pub metrics: Arc<dyn VolumeMetrics>,
+    /// As [`Deps::guard`], of the volumes of this store.
+    pub guard: Option<Arc<dyn VolumeGuard>>,
+}
+
+/// What is known of a store of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "read by programs, whose tests make one")]
+pub struct StoreHealth {
+    /// The name; `None` is the store of the [`Deps`].
+    pub name: Option<StoreName>,
+    /// Whether its volumes are served.
+    pub status: StoreStatus,
+    /// Whether volumes can be created in it, as its last probe has found: at the start of serving, after each failure of the
+    /// store, each minute, and every other second while they can't.
+    pub ability: Ability,
+    /// The formats of strict volumes that can't be created, with the reason: the program that makes the file system is
+    /// missing. All other volumes can be created.
+    pub missing_formats: BTreeMap<ImageFormat, String>,
+}
+
+/// A store, what serves its claims and volumes with, and its status.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreUnit {
+    /// Of the identity with the name of the store.
     pub(crate) api: ApiWriter,
     pub(crate) store: Arc<dyn VolumeStore>,
     pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
     pub(crate) guard: Option<Arc<dyn VolumeGuard>>,
     pub(crate) failures: FailureReporter,
+    pub(crate) served: ServedStore,
+}
+
+/// Provisions the claims of one node, and deletes its released volumes. It is a [`Runnable`].
+#[derive(Debug, Clone)]
+pub struct Provisioner {
+    pub(crate) config: ProvisionerConfig,
+    /// The store of the [`Deps`], and those that were added.
+    pub(crate) units: Vec<StoreUnit>,
     pub(crate) locks: Arc<VolumeLocks>,
     pub(crate) registered: Option<watch::Receiver<bool>>,
     pub(crate) watch_errors: WatchErrors,
     pub(crate) node: NodeObserver,
-    pub(crate) served: ServedStore,
     pub(crate) lease: LeaseStatus,
     api_probe: ApiProbe,
 }
@@ -146,8 +186,7 @@ impl Provisioner {
         let (steps, identity) = (StepRunner::new(deps.hook), config.identity.clone());
         let recorder =
             EventRecorder::new(deps.client.clone(), &identity.driver, identity.node.as_str(), steps.clone());
-        Self {
-            config,
+        let unit = StoreUnit {
             api: ApiWriter::new(identity, deps.client.clone(), steps),
             store: deps.store,
             snapshots: deps.snapshots,
@@ -157,14 +196,55 @@ impl Provisioner {
                 recorder: Arc::new(recorder),
                 store_failed: Arc::default(),
             },
+            served: ServedStore::new(),
+        };
+        Self {
+            config,
+            units: vec![unit],
             locks: Arc::default(),
             registered: deps.registered,
             watch_errors: WatchErrors::new(deps.metrics, deps.client),
             node: NodeObserver::default(),
-            served: ServedStore::new(),
             lease: LeaseStatus::default(),
             api_probe: ApiProbe::default(),
         }
+    }
+
+    /// Adds a store: of the classes whose parameter `store` is this name, which must not be that of another one.
+    #[must_use]
+    pub fn with_store(mut self, name: StoreName, added: NamedStore) -> Self {
+        let NamedStore { store, snapshots, metrics, guard } = added;
+        let first = self.first();
+        let unit = StoreUnit {
+            api: first.api.of_store(Some(name)),
+            store,
+            snapshots,
+            guard,
+            failures: FailureReporter {
+                metrics,
+                recorder: Arc::clone(&first.failures.recorder),
+                store_failed: Arc::default(),
+            },
+            served: ServedStore::new(),
+        };
+        self.units.push(unit);
+        self
+    }
+
+    /// The store of the [`Deps`].
+    pub(crate) fn first(&self) -> &StoreUnit {
+        &self.units[0]
+    }
+
+    /// What is known of each store: that of the [`Deps`], and those that were added, in this order.
+    pub fn stores(&self) -> Vec<StoreHealth> {
+        let health = |unit: &StoreUnit| StoreHealth {
+            name: unit.api.identity.store.clone(),
+            status: unit.served.status(),
+            ability: unit.served.ability(),
+            missing_formats: unit.served.missing_formats().clone(),
+        };
+        self.units.iter().map(health).collect()
     }
 
     /// Asks the API server whether it answers and accepts the credentials, at most once a second. Returns
@@ -174,8 +254,8 @@ impl Provisioner {
     /// # Cancel safety
     /// Has no side effects.
     pub fn check_api(&self) -> impl Future<Output = Option<String>> + Send + use<> {
-        let (probe, client) = (self.api_probe.clone(), self.api.client().clone());
-        let (metrics, watches) = (Arc::clone(&self.failures.metrics), self.watch_errors.clone());
+        let (probe, client) = (self.api_probe.clone(), self.first().api.client().clone());
+        let (metrics, watches) = (Arc::clone(&self.first().failures.metrics), self.watch_errors.clone());
         async move {
             let error = probe.probe_server(&client, &*metrics).await;
             // The server may answer and still reject a watch, for example one that its account may not open.
@@ -194,24 +274,23 @@ impl Provisioner {
         self.lease.expiry()
     }
 
-    /// Returns whether the volumes of the store are served.
+    /// Returns whether the volumes of the store of the [`Deps`] are served.
     pub fn store_status(&self) -> StoreStatus {
-        self.served.status()
+        self.first().served.status()
     }
 
-    /// Whether the node can create volumes, as the last probe of its store has found: at the start of serving, after each
-    /// failure of the store, each minute, and every other second while it can't.
+    /// Whether volumes can be created in the store of the [`Deps`]: as [`StoreHealth::ability`].
     pub fn ability(&self) -> Ability {
-        self.served.ability()
+        self.first().served.ability()
     }
 
-    /// The formats of strict volumes that can't be created on this node, with the reason: the program that makes the file
-    /// system is missing. All other volumes can be created. As of the last probe, like [`ability`](Self::ability).
+    /// The formats of strict volumes that can't be created on this node: as [`StoreHealth::missing_formats`], of the store of
+    /// the [`Deps`].
     pub fn missing_formats(&self) -> BTreeMap<ImageFormat, String> {
-        self.served.missing_formats().clone()
+        self.first().served.missing_formats().clone()
     }
 
-    /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of
+    /// Runs until canceled. Calls `ready` once, when the first lists are complete, a store is the one of
     /// this node's volumes, and the kubelet has registered the driver.
     ///
     /// # Errors

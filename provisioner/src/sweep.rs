@@ -141,7 +141,7 @@ struct Orphans {
 
 impl OrphanSweeper {
     /// Sweeps after each request, and retries failures.
-    pub(crate) async fn run(&self, mut requests: UnboundedReceiver<SweepRequest>) {
+    pub(crate) async fn run(&self, requests: &mut UnboundedReceiver<SweepRequest>) {
         self.served.wait_until_served().await;
         let (mut orphans, mut failed) = (Orphans::default(), SweepBatch::default());
         // A directory that is restored makes no event: look for it from time to time.

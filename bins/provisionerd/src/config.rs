@@ -234,7 +234,12 @@ impl DaemonConfig {
 
     /// The driver on a node, whose volumes this program serves.
     pub(crate) fn provisioner_identity(&self, node: NodeName) -> ProvisionerIdentity {
-        ProvisionerIdentity { driver: self.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) }
+        ProvisionerIdentity {
+            driver: self.driver.clone(),
+            node,
+            finalizer: Some(FINALIZER.to_owned()),
+            store: None,
+        }
     }
 
     /// The configured node name, else the hostname.

@@ -216,7 +216,12 @@ impl VolumeFacts {
 }
 
 pub(super) fn node_identity(driver: &DriverName, node: &NodeName) -> ProvisionerIdentity {
-    ProvisionerIdentity { driver: driver.clone(), node: node.clone(), finalizer: Some(FINALIZER.to_owned()) }
+    ProvisionerIdentity {
+        driver: driver.clone(),
+        node: node.clone(),
+        finalizer: Some(FINALIZER.to_owned()),
+        store: None,
+    }
 }
 
 /// The label and the single node that a term selects.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::api::call::{ApiCall, ApiError, none_if_not_found, status_code};
 use crate::api::timeout::with_timeout;
 use crate::identity::ProvisionerIdentity;
+use crate::name::StoreName;
 use crate::step::{StepRunner, VolumeStep};
 
 const PAGE_SIZE: u32 = 500;
@@ -57,6 +58,11 @@ pub(crate) enum ObjectPart {
 impl ApiWriter {
     pub(crate) fn new(identity: ProvisionerIdentity, client: Client, steps: StepRunner) -> Self {
         Self { identity, client: ClientHandle(client), steps }
+    }
+
+    /// The same for another store of the node.
+    pub(crate) fn of_store(&self, store: Option<StoreName>) -> Self {
+        Self { identity: self.identity.with_store(store), ..self.clone() }
     }
 
     pub(crate) fn client(&self) -> &Client {

@@ -13,6 +13,7 @@ use crate::image::ImageFormat;
 use crate::node::NodeFacts;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::{MAX_AMOUNT, format_quantity, parse_quantity};
+use crate::scope::is_class_of_store;
 
 /// Names the driver of a CSIStorageCapacity. *Source:* Kubernetes, external-provisioner, "Storage capacity".
 pub(crate) const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
@@ -54,8 +55,8 @@ pub(crate) fn capacity_labels(identity: &ProvisionerIdentity) -> BTreeMap<String
     ])
 }
 
-/// The objects that this node should have: one for each class whose volumes the scheduler places, and may
-/// place here. They belong to the Node, and are deleted with it. A class of strict volumes that can't be created
+/// The objects that this node should have for a store: one for each of its classes whose volumes the scheduler places, and
+/// may place here. They belong to the Node, and are deleted with it. A class of strict volumes that can't be created
 /// (`missing`) has no capacity.
 pub(crate) fn wanted_capacities<'a>(
     identity: &ProvisionerIdentity,
@@ -66,6 +67,7 @@ pub(crate) fn wanted_capacities<'a>(
 ) -> Vec<CSIStorageCapacity> {
     let is_served = |class: &&StorageClass| {
         class.provisioner == identity.driver.as_str()
+            && is_class_of_store(identity, class)
             && waits_for_consumer(class)
             && allows_node(identity, Some(&node.labels), class)
     };

@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use nodekeel_fsquota::Bytes;
 use nodekeel_supervisor::Backoff;
@@ -31,6 +31,7 @@ use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
 use crate::loss::status::ServedStore;
 use crate::node::NodeObserver;
+use crate::scope::StoreScope;
 use crate::step::VolumeStep;
 use crate::store::{VolumeStore, VolumeStoreError};
 
@@ -55,6 +56,7 @@ pub(crate) struct CapacityPublisher {
     pub(crate) api: ApiWriter,
     pub(crate) store: Arc<dyn VolumeStore>,
     pub(crate) classes: Store<StorageClass>,
+    pub(crate) scope: StoreScope,
     pub(crate) claims: ClaimQueue,
     pub(crate) node: NodeObserver,
     pub(crate) served: ServedStore,
@@ -312,7 +314,12 @@ impl CapacityPublisher {
 
     async fn write_objects(&self, wanted: &[CSIStorageCapacity]) -> Result<(), ReconcileError> {
         for _ in 0..MAX_PASSES {
-            let known = self.found().known.as_ref().map(|known| known.values().cloned().collect());
+            let is_ours = |object: &&CSIStorageCapacity| {
+                let class = self.classes.get(&ObjectRef::new(&object.storage_class_name));
+                self.scope.answers_for(class.as_deref())
+            };
+            let known =
+                self.found().known.as_ref().map(|known| known.values().filter(is_ours).cloned().collect());
             // Before the first list, the objects of an earlier run would look missing. Its end notifies.
             let Some(known): Option<Vec<_>> = known else { return Ok(()) };
             let actions = plan_capacities(wanted, &known);

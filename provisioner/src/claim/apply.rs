@@ -24,7 +24,7 @@ use crate::identity::SELECTED_NODE;
 use crate::image::VolumeKind;
 use crate::metrics::VolumeMetrics;
 use crate::node::{NodeObserver, taint_against_volumes};
-use crate::objects::{bound_volume_name, is_on_node};
+use crate::objects::{bound_volume_name, is_in_store};
 use crate::snapshot::{SnapshotStore, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 use crate::step::VolumeStep;
 use crate::store::VolumeStore;
@@ -193,7 +193,7 @@ impl ClaimProvisioner {
         };
         match found {
             Some(volume) if !matches_spec(&volume, spec) => Ok(CreateOutcome::NameConflict),
-            Some(volume) if is_on_node(&self.api.identity, &volume) => Ok(CreateOutcome::AlreadyExists),
+            Some(volume) if is_in_store(&self.api.identity, &volume) => Ok(CreateOutcome::AlreadyExists),
             Some(_) => Ok(CreateOutcome::OnOtherNode),
             // The existing object was deleted between the two calls. The retry creates it.
             None => Err(ApiCall::CreateVolume.wrap_error(error).into()),

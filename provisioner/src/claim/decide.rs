@@ -8,6 +8,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use crate::claim::spec::{ClaimRejection, VolumeSpec, build_spec};
 use crate::identity::{BETA_STORAGE_PROVISIONER, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER};
 use crate::objects::{allows_node, class_name, nonempty_annotation, waits_for_consumer};
+use crate::scope::is_class_of_store;
 
 /// A claim and the objects related to it, as far as they are in the cache.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +48,8 @@ pub enum ClaimIgnoreReason {
     OtherDriver,
     /// The volume belongs on another node.
     OtherNode,
+    /// The class names another store of this node.
+    OtherStore,
     /// The class waits for the first consumer: no pod has been scheduled, so no node is selected.
     WaitsForConsumer,
     /// Has a volume, or is about to be bound to one.
@@ -68,6 +71,9 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
     };
     if class.provisioner != identity.driver.as_str() {
         return ClaimAction::Ignore(ClaimIgnoreReason::OtherDriver);
+    }
+    if !is_class_of_store(identity, class) {
+        return ClaimAction::Ignore(ClaimIgnoreReason::OtherStore);
     }
     // The scheduler selects a node once a pod needs the claim. A class with immediate binding has no such pod: then the nodes
     // select themselves, and the first one wins.

@@ -212,14 +212,18 @@ fn an_invalid_claim_or_class_is_rejected_with_what_is_valid() {
         (any(), parameters(json!({ "inodes": "0" })), ["parameter \"inodes\"", "above 0"]),
         (any(), parameters(json!({ "inodes": "-1" })), ["parameter \"inodes\"", "above 0"]),
         (any(), parameters(json!({ "inodes": "all" })), ["parameter \"inodes\"", "above 0"]),
-        (any(), parameters(json!({ "inode": "7" })), ["parameter \"inode\"", "known: inodes, strict"]),
-        (any(), parameters(json!({ "stict": "true" })), ["\"stict\"", "known: inodes, strict"]),
+        (any(), parameters(json!({ "inode": "7" })), ["parameter \"inode\"", "known: inodes, store, strict"]),
+        (any(), parameters(json!({ "stict": "true" })), ["\"stict\"", "known: inodes, store, strict"]),
+        (any(), parameters(json!({ "store": "../x" })), ["\"store\"", "name of a store"]),
         (any(), parameters(json!({ "strict": "yes" })), ["\"strict\"", "\"true\" or \"false\""]),
         // The volume would be mounted without the Secret.
         (
             any(),
             parameters(json!({ "csi.storage.k8s.io/node-publish-secret-name": "key" })),
-            ["node-publish-secret-name\" = \"key\"", "known: inodes, strict, csi.storage.k8s.io/fstype"],
+            [
+                "node-publish-secret-name\" = \"key\"",
+                "known: inodes, store, strict, csi.storage.k8s.io/fstype",
+            ],
         ),
         (any(), parameters(json!({ "csi.storage.k8s.io/pv/name": "a" })), ["pv/name\"", "unknown parameter"]),
         (

@@ -11,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
 use crate::identity::{PROVISIONED_BY, ProvisionerIdentity};
 use crate::image::ImageFormat;
-use crate::objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE};
+use crate::name::StoreName;
+use crate::objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE};
 use crate::quantity;
 use crate::store_id::StoreId;
 
@@ -45,7 +46,8 @@ pub fn build_persistent_volume(
             csi: Some(CSIPersistentVolumeSource {
                 driver: identity.driver.to_string(),
                 fs_type: volume.kind.image_format().and_then(ImageFormat::fs_type).map(str::to_owned),
-                volume_attributes: Some(volume_attributes(store, volume)).filter(|all| !all.is_empty()),
+                volume_attributes: Some(volume_attributes(identity, store, volume))
+                    .filter(|all| !all.is_empty()),
                 volume_handle: volume.id.to_string(),
                 ..CSIPersistentVolumeSource::default()
             }),
@@ -62,10 +64,17 @@ pub fn build_persistent_volume(
 }
 
 /// The attributes that the node plugin gets when it mounts the volume: its store, and its kind unless it is a directory.
-fn volume_attributes(store: Option<&StoreId>, volume: &VolumeSpec) -> BTreeMap<String, String> {
-    let store = store.map(|store| (STORE_ATTRIBUTE.to_owned(), store.to_string()));
-    let kind = volume.kind.image_format();
-    store.into_iter().chain(kind.map(|kind| (KIND_ATTRIBUTE.to_owned(), kind.to_string()))).collect()
+fn volume_attributes(
+    identity: &ProvisionerIdentity,
+    store: Option<&StoreId>,
+    volume: &VolumeSpec,
+) -> BTreeMap<String, String> {
+    let attributes = [
+        (STORE_ATTRIBUTE, store.map(StoreId::to_string)),
+        (STORE_NAME_ATTRIBUTE, identity.store.as_ref().map(StoreName::to_string)),
+        (KIND_ATTRIBUTE, volume.kind.image_format().map(|kind| kind.to_string())),
+    ];
+    attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 /// Affinity to this node alone.

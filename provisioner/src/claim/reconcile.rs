@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector::ObjectRef;
 
-use crate::ability::{SelectedClaimAction, plan_selected_claim};
+use crate::ability::{Ability, SelectedClaimAction, plan_selected_claim};
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::RetryTracker;
 use crate::api::watches::ObjectCaches;
@@ -21,12 +21,14 @@ use crate::claim::spec::ClaimRejection;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
 use crate::objects::{class_name, object_reference};
+use crate::scope::StoreScope;
 
 /// Time to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 pub(crate) struct ClaimReconciler {
     pub(crate) provisioner: ClaimProvisioner,
+    pub(crate) scope: StoreScope,
     pub(crate) caches: ObjectCaches,
     pub(crate) capacity: Arc<CapacityPublisher>,
     pub(crate) retries: Arc<RetryTracker>,
@@ -54,8 +56,18 @@ impl ClaimReconciler {
     async fn try_reconcile(&self, claim: &PersistentVolumeClaim) -> Result<NextRun, ReconcileError> {
         // Until it is known whether the node can create volumes, the claim waits here: the directory of an absent disk
         // looks like an empty store.
-        let ability = self.served.wait_until_known().await;
-        let class = class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));
+        let class = || class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));
+        let unknown = class().and_then(|class| self.scope.unknown_store(&class));
+        let ability = match &unknown {
+            Some(store) => Ability::without_store(store),
+            None => self.served.wait_until_known().await,
+        };
+        let identity = match unknown {
+            // As if it was ours: the claim is given up like one that no volume can be created for.
+            Some(store) => &self.scope.identity.with_store(Some(store)),
+            None => &self.scope.identity,
+        };
+        let class = class();
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
         let volume = self.caches.volumes.get(&ObjectRef::new(&format!("pvc-{uid}")));
         let labels = self.provisioner.node.facts().map(|node| node.labels);
@@ -65,7 +77,7 @@ impl ClaimReconciler {
             volume: volume.as_deref(),
             node_labels: labels.as_deref(),
         };
-        let outcome = match plan_claim(&self.provisioner.api.identity, seen) {
+        let outcome = match plan_claim(identity, seen) {
             ClaimAction::Provision(spec) => {
                 // This node was selected before and gave the claim up: retry with a growing delay.
                 if let Some(time) = self.retries.remaining_hold(uid) {
@@ -98,7 +110,6 @@ impl ClaimReconciler {
             ClaimAction::SelectNode => {
                 let Some(class) = &class else { return Ok(NextRun::OnChange) };
                 let hold = self.retries.remaining_hold(uid).unwrap_or_default();
-                let identity = &self.provisioner.api.identity;
                 let delay = || hold.max(self.peers.delay(identity, class, uid, self.node_selection_delay));
                 if let Some(time) = self.retries.remaining_wait(uid, delay) {
                     return Ok(NextRun::After(time));

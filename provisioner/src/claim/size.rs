@@ -9,6 +9,7 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
 use crate::claim::spec::{ClaimRejection, SizeError};
 use crate::image::{ImageFormat, VolumeKind};
+use crate::name::{InvalidObjectName, StoreName};
 use crate::quantity;
 
 /// The parameter of a class that sets the inode limit of each volume.
@@ -30,6 +31,9 @@ const STRICT_PARAMETER: &str = "strict";
 
 /// The file system of strict volumes. *Source:* Kubernetes CSI, "StorageClass parameters".
 const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+
+/// The parameter of a class that names the store of its volumes, one of several on a node.
+const STORE_PARAMETER: &str = "store";
 
 /// The advice for a class that names a file system and is not strict.
 const EXPECTED_STRICT: &str = "volumes are directories on the file system of the node: set strict: \"true\" for such a file system, or remove it";
@@ -61,6 +65,15 @@ pub(crate) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inode
 /// The format of the strict volumes of a class; `None` if its volumes are directories, or it is invalid.
 pub(crate) fn strict_format(class: &StorageClass) -> Option<ImageFormat> {
     ClassParameters::read(class.parameters.as_ref()).ok()?.kind().ok()?.image_format()
+}
+
+/// The store that the volumes of a class are created in: the one without a name, or one of several.
+///
+/// # Errors
+/// The name is not one that a store can have: claims of the class are rejected.
+pub(crate) fn store_of_class(class: &StorageClass) -> Result<Option<StoreName>, InvalidObjectName> {
+    let named = class.parameters.as_ref().and_then(|parameters| parameters.get(STORE_PARAMETER));
+    named.filter(|name| !name.is_empty()).map(StoreName::try_new).transpose()
 }
 
 /// The kind and the limits of a volume of this capacity and class. The class does not change the kind of a block volume.
@@ -106,10 +119,20 @@ impl<'a> ClassParameters<'a> {
                 (INODES_PARAMETER, _) => found.inodes = Some(parse_inodes(name, value)?),
                 (STRICT_PARAMETER, "true" | "false") => found.is_strict = value == "true",
                 (STRICT_PARAMETER, _) => return reject("use \"true\" or \"false\""),
+                // Which one it is does not concern the shape of the volume.
+                (STORE_PARAMETER, "") => {}
+                (STORE_PARAMETER, _) if StoreName::try_new(value).is_err() => {
+                    return reject("use the name of a store of the nodes, such as fast");
+                }
+                (STORE_PARAMETER, _) => {}
                 (FS_TYPE_PARAMETER, fs_type) => found.fs_type = Some(fs_type).filter(|it| !it.is_empty()),
                 // A misspelled parameter must not silently give a volume other limits, and one that other drivers
                 // implement, such as the name of a secret, must not promise what this one does not do.
-                _ => return reject("unknown parameter; known: inodes, strict, csi.storage.k8s.io/fstype"),
+                _ => {
+                    return reject(
+                        "unknown parameter; known: inodes, store, strict, csi.storage.k8s.io/fstype",
+                    );
+                }
             }
         }
         Ok(found)

@@ -8,7 +8,8 @@ use crate::id::VolumeId;
 use crate::identity::{HOSTNAME, ProvisionerIdentity};
 use crate::image::MAX_ROUNDING;
 use crate::image::VolumeKind;
-use crate::objects::{attributed_kind, class_name};
+use crate::name::StoreName;
+use crate::objects::{attributed_kind, class_name, store_name};
 use crate::quantity;
 use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 
@@ -122,6 +123,7 @@ pub(crate) fn plan_clone(
     if claim.metadata.deletion_timestamp.is_some() {
         return wait("is being deleted");
     }
+    let store = volume.and_then(store_name);
     let volume = volume.and_then(|volume| volume.spec.as_ref());
     // The two must name each other: a claim may name a volume that is bound to another claim.
     let Some(volume) = volume.filter(|volume| {
@@ -133,6 +135,13 @@ pub(crate) fn plan_clone(
         let driver = volume.csi.as_ref().map_or("another driver", |csi| &csi.driver).to_owned();
         return SourceAction::Reject(ClaimRejection::ForeignSource { source_name: name.to_owned(), driver });
     };
+    if store != identity.store.as_ref().map(StoreName::as_str) {
+        let store = store.unwrap_or_default().to_owned();
+        return SourceAction::Reject(ClaimRejection::SourceInOtherStore {
+            source_name: name.to_owned(),
+            store,
+        });
+    }
     let mode = Some(volume.volume_mode.as_deref().unwrap_or("Filesystem"));
     if let Some(rejection) = check_mode(spec, "the source's volumeMode", mode) {
         return SourceAction::Reject(rejection);

@@ -173,6 +173,17 @@ pub enum ClaimRejection {
         /// The driver.
         driver: String,
     },
+    /// The data source is in another store of the node: blocks are shared within one file system only.
+    #[error(
+        "data source {source_name} is in store {store:?} of its node, and the class of the claim has its volumes in another \
+         one: use a class of that store"
+    )]
+    SourceInOtherStore {
+        /// The data source.
+        source_name: String,
+        /// The name of its store; empty for the one without a name.
+        store: String,
+    },
     /// A PersistentVolume of this name exists and belongs to another claim.
     #[error(
         "can't provision the claim: a PersistentVolume {id} already exists and belongs to another claim; \

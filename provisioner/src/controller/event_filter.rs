@@ -23,10 +23,18 @@ use crate::sweep::SweepRequest;
 
 /// Passes events of our objects, and sends the signals that follow from others.
 pub(crate) struct EventFilter {
+    /// Of any store.
     pub(crate) identity: ProvisionerIdentity,
     pub(crate) caches: ObjectCaches,
-    pub(crate) retries: Arc<RetryTracker>,
     pub(crate) live_claims: Arc<LiveClaims>,
+    /// The receivers of each store's signals.
+    pub(crate) stores: Vec<StoreSignals>,
+}
+
+/// The receivers of the signals of one store. Each gets all of them, also those of the objects of other stores.
+#[derive(Clone)]
+pub(crate) struct StoreSignals {
+    pub(crate) retries: Arc<RetryTracker>,
     pub(crate) capacity: Arc<CapacityPublisher>,
     pub(crate) claims: ClaimQueue,
     pub(crate) sweeps: UnboundedSender<SweepRequest>,
@@ -46,7 +54,7 @@ impl EventFilter {
         match &event {
             Ok(Event::Delete(claim)) => {
                 let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-                self.retries.forget(uid);
+                self.forget(uid);
                 if let Ok(id) = VolumeId::from_uid(uid) {
                     self.request_sweep(SweepRequest::One(id));
                 }
@@ -56,7 +64,7 @@ impl EventFilter {
                 for claim in self.caches.claims.state() {
                     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
                     if !self.live_claims.contains_uid(uid) {
-                        self.retries.forget(uid);
+                        self.forget(uid);
                     }
                 }
                 self.request_sweep(SweepRequest::All);
@@ -75,7 +83,7 @@ impl EventFilter {
         let event = filter_event(event, is_ours, &self.caches.volumes)?;
         match &event {
             Ok(Event::Delete(volume)) => {
-                self.retries.forget(volume.metadata.uid.as_deref().unwrap_or_default());
+                self.forget(volume.metadata.uid.as_deref().unwrap_or_default());
                 if let Ok(id) = volume.name_any().parse() {
                     self.request_sweep(SweepRequest::One(id));
                 }
@@ -86,7 +94,7 @@ impl EventFilter {
             Ok(Event::InitDone) => {
                 self.request_sweep(SweepRequest::All);
                 // The volumes of a list are in the cache when it is complete.
-                self.claims.requeue_bound();
+                self.stores.iter().for_each(|store| store.claims.requeue_bound());
             }
             _ => {}
         }
@@ -96,21 +104,28 @@ impl EventFilter {
     /// Passes all classes, which are few. Claims that wait for one are reconciled again.
     pub(crate) fn filter_class(&self, event: WatchResult<StorageClass>) -> Option<WatchResult<StorageClass>> {
         if matches!(&event, Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone)) {
-            self.capacity.notify_change();
+            self.stores.iter().for_each(|store| store.capacity.notify_change());
         }
         // The classes of a list are in the cache when it is complete.
         // The event is in the cache before the requeued claim is read: one task polls both without a wait in between.
-        self.claims.requeue_where(|claim| match &event {
+        let waits = |claim: &PersistentVolumeClaim| match &event {
             Ok(Event::Apply(class)) => class_name(claim) == class.metadata.name.as_deref(),
             Ok(Event::InitDone) => true,
             _ => false,
-        });
+        };
+        self.stores.iter().for_each(|store| store.claims.requeue_where(waits));
         Some(event)
     }
 
+    fn forget(&self, uid: &str) {
+        self.stores.iter().for_each(|store| store.retries.forget(uid));
+    }
+
     fn request_sweep(&self, request: SweepRequest) {
-        // Fails only if the run has ended, and then nothing needs to be swept.
-        let _ = self.sweeps.send(request);
+        for store in &self.stores {
+            // Fails only if the run has ended, and then nothing needs to be swept.
+            let _ = store.sweeps.send(request.clone());
+        }
     }
 
     /// Reconciles a claim that may wait for a change of its PersistentVolume, or for the deletion of one with its
@@ -120,7 +135,8 @@ impl EventFilter {
         if let Some((name, namespace)) =
             claim.and_then(|claim| claim.name.as_deref().zip(claim.namespace.as_deref()))
         {
-            self.claims.requeue(ObjectRef::new(name).within(namespace));
+            let claim = ObjectRef::new(name).within(namespace);
+            self.stores.iter().for_each(|store| store.claims.requeue(claim.clone()));
         }
     }
 }

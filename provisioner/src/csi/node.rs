@@ -4,6 +4,8 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tonic::{Code, Request, Response, Status};
 
 use super::guard::InFlightCalls;
@@ -14,38 +16,85 @@ use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
 use super::proto::csi::*;
 use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
 use super::stats::{FilesystemSpace, PublishedSpace, usage_rows};
+use super::target_path::TargetPath;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::store::{OpenVolume, VolumeOpener, VolumeStoreError};
+use crate::name::StoreName;
+use crate::store::{OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError};
 
 /// The message of a volume without problems, which the kubelet reports.
 const NORMAL_MESSAGE: &str = "the volume can be used";
 
-/// The node service.
+/// A store of the node, and what opens its volumes.
+#[derive(Debug, Clone)]
+pub(super) struct PluginStore {
+    pub(super) name: Option<StoreName>,
+    pub(super) store: Arc<dyn VolumeStore>,
+    pub(super) volumes: Arc<dyn VolumeOpener>,
+}
+
+/// The node service, for targets below the kubelet's directory.
 #[derive(Debug, Clone)]
 pub(super) struct NodeService {
     pub(super) deps: Arc<PluginDeps>,
-    kubelet_dir: PathBuf,
-    in_flight: InFlightCalls,
+    /// At least one.
+    pub(super) stores: Vec<PluginStore>,
+    pub(super) kubelet_dir: PathBuf,
+    pub(super) in_flight: InFlightCalls,
 }
 
 impl NodeService {
-    /// A service for targets below the kubelet's directory.
-    pub(super) fn new(deps: Arc<PluginDeps>, kubelet_dir: PathBuf, in_flight: InFlightCalls) -> Self {
-        Self { deps, kubelet_dir, in_flight }
+    /// The store that a PersistentVolume names.
+    fn named_store(&self, wanted: &PublishRequest) -> Result<&PluginStore, Status> {
+        let is_named = |store: &&PluginStore| store.name == wanted.store;
+        self.stores.iter().find(is_named).ok_or_else(|| {
+            let name = wanted.store.as_ref().map(StoreName::as_str).unwrap_or_default();
+            Status::failed_precondition(format!(
+                "volume {} is in store {name}, which this node does not have: add it to the stores in the configuration of \
+                 the node",
+                wanted.id
+            ))
+        })
+    }
+
+    /// The store of a volume, of which a call names only the id and the target: the one that has the volume that is mounted
+    /// there, or else the one that has a volume of this id, or one that can't tell. All are asked at once: a disk that
+    /// hangs does not hide the volumes of the others.
+    async fn find_store(&self, id: &VolumeId, target: &TargetPath) -> Result<&PluginStore, Status> {
+        let [first, _, ..] = &self.stores[..] else { return Ok(&self.stores[0]) };
+        let (mounter, target) = (Arc::clone(&self.deps.mounter), target.clone());
+        let mounted = run_blocking(move || Ok(mounter.find_mount(&target).ok().flatten())).await?;
+        let mounted = mounted.map(|mounted| mounted.volume);
+        let looks = self.stores.iter().map(|store| async move {
+            let (volumes, id) = (Arc::clone(&store.volumes), id.clone());
+            let look = move || Ok(volumes.inspect(&id).map(|volume| FileId::from_fd(volume.as_fd()).ok()));
+            (store, run_blocking(look).await)
+        });
+        let mut looks: FuturesUnordered<_> = looks.collect();
+        let (mut found, mut untold) = (None, None);
+        while let Some((store, look)) = looks.next().await {
+            match look? {
+                Ok(file) if mounted.is_none() || file == mounted => return Ok(store),
+                Ok(_) => found = Some(store),
+                Err(VolumeStoreError::NotFound { .. }) => {}
+                Err(_) => untold = Some(store),
+            }
+        }
+        Ok(found.or(untold).unwrap_or(first))
     }
 
     /// Runs blocking work as the only call in flight for a volume. The work completes even if the caller
     /// disconnects.
     async fn run_exclusive<T: Send + 'static>(
         &self,
+        store: &PluginStore,
         id: &VolumeId,
         act: impl FnOnce(&NodeVolumes) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let busy = || Status::aborted(format!("another call for volume {id} is in flight"));
         let in_flight = self.in_flight.try_acquire(id).ok_or_else(busy)?;
-        let volumes = self.node_volumes();
+        let volumes = self.volumes_of(store);
         run_blocking(move || {
             // The thread holds the mark, and not this future, which ends when the kubelet gives up the call.
             let _until_done = in_flight;
@@ -57,8 +106,9 @@ impl NodeService {
     /// The usage of a published volume; if the store can't tell, because it or the volume is lost, only why the volume
     /// is abnormal. The kubelet must learn that the pod's volume is lost, and not that it was never there.
     async fn volume_stats(&self, wanted: StatsRequest) -> Result<NodeGetVolumeStatsResponse, Status> {
-        let volumes = self.node_volumes();
-        match self.deps.store.usage(&wanted.id).await {
+        let store = self.find_store(&wanted.id, &wanted.target).await?;
+        let volumes = self.volumes_of(store);
+        match store.store.usage(&wanted.id).await {
             Ok(volume) => {
                 let space = run_blocking(move || volumes.published_space(&wanted)).await?;
                 let normal = VolumeCondition { abnormal: false, message: NORMAL_MESSAGE.to_owned() };
@@ -86,8 +136,8 @@ impl NodeService {
         }
     }
 
-    pub(super) fn node_volumes(&self) -> NodeVolumes {
-        NodeVolumes { volumes: Arc::clone(&self.deps.volumes), mounter: Arc::clone(&self.deps.mounter) }
+    pub(super) fn volumes_of(&self, store: &PluginStore) -> NodeVolumes {
+        NodeVolumes { volumes: Arc::clone(&store.volumes), mounter: Arc::clone(&self.deps.mounter) }
     }
 }
 
@@ -100,7 +150,7 @@ pub(super) async fn run_blocking<T: Send + 'static>(
     }
 }
 
-/// The volumes and the mounts of the node.
+/// The volumes of a store, and the mounts of the node.
 pub(super) struct NodeVolumes {
     volumes: Arc<dyn VolumeOpener>,
     pub(super) mounter: Arc<dyn VolumeMounter>,
@@ -259,7 +309,7 @@ impl Node for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let wanted = PublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
-        let (id, target) = (wanted.id.clone(), wanted.target.clone());
+        let (id, target, store) = (wanted.id.clone(), wanted.target.clone(), self.named_store(&wanted));
         let publish = move |volumes: &NodeVolumes| {
             volumes.publish_volume(&wanted).inspect_err(|status| {
                 // The other codes are about the request, the target, or the pods on the node.
@@ -268,7 +318,10 @@ impl Node for NodeService {
                 }
             })
         };
-        let already_published = self.run_exclusive(&id, publish).await;
+        let already_published = match store {
+            Ok(store) => self.run_exclusive(store, &id, publish).await,
+            Err(status) => Err(status),
+        };
         let already_published = already_published.inspect_err(|status| {
             tracing::warn!(volume = %id, target_path = %target, "publish volume: {}", status.message());
         })?;
@@ -283,7 +336,8 @@ impl Node for NodeService {
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let wanted = UnpublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
         let (id, target) = (wanted.id.clone(), wanted.target.clone());
-        let result = self.run_exclusive(&id, move |volumes| volumes.unpublish_volume(&wanted));
+        let store = self.find_store(&id, &target).await?;
+        let result = self.run_exclusive(store, &id, move |volumes| volumes.unpublish_volume(&wanted));
         result.await.inspect_err(|status| {
             tracing::warn!(volume = %id, target_path = %target, "unpublish volume: {}", status.message());
         })?;

@@ -15,7 +15,7 @@ use tonic::transport::Server;
 use super::guard::{InFlightCalls, MountGuard};
 use super::identity::IdentityService;
 use super::mounter::VolumeMounter;
-use super::node::NodeService;
+use super::node::{NodeService, PluginStore};
 use super::proto::csi::identity_server::IdentityServer;
 use super::proto::csi::node_server::NodeServer;
 use super::proto::registration::registration_server::RegistrationServer;
@@ -23,7 +23,7 @@ use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
 use crate::deletion::reservation::VolumeGuard;
 use crate::error_chain::format_chain;
-use crate::name::{DriverName, NodeName};
+use crate::name::{DriverName, NodeName, StoreName};
 use crate::store::{VolumeOpener, VolumeStore};
 
 /// Grace period of calls in flight when the plugin is stopped.
@@ -89,6 +89,8 @@ pub enum PluginError {
 #[derive(Debug)]
 pub struct NodePlugin {
     deps: Arc<PluginDeps>,
+    /// The store of the dependencies, and those that were added.
+    stores: Vec<PluginStore>,
     kubelet_dir: PathBuf,
     sockets: SocketPaths,
     in_flight: InFlightCalls,
@@ -126,13 +128,27 @@ impl NodePlugin {
             socket::check_path_length(path).map_err(PluginError::InvalidSocket)?;
         }
         let registered = watch::Sender::new(false);
+        let (store, volumes) = (Arc::clone(&deps.store), Arc::clone(&deps.volumes));
         Ok(Self {
             deps: Arc::new(deps),
+            stores: vec![PluginStore { name: None, store, volumes }],
             kubelet_dir: kubelet.to_owned(),
             sockets,
             in_flight: InFlightCalls::default(),
             registration_state: registered,
         })
+    }
+
+    /// Adds a store: that of the volumes whose PersistentVolumes have this name in their attributes.
+    #[must_use]
+    pub fn with_store(
+        mut self,
+        name: StoreName,
+        store: Arc<dyn VolumeStore>,
+        volumes: Arc<dyn VolumeOpener>,
+    ) -> Self {
+        self.stores.push(PluginStore { name: Some(name), store, volumes });
+        self
     }
 
     /// Reserves the driver at this kubelet until the lock is dropped: two instances would both provision each
@@ -157,8 +173,13 @@ impl NodePlugin {
     /// Prevents the deletion of mounted volumes, and the mounting of volumes being deleted; for the
     /// [`Provisioner`](crate::Provisioner) of the same node.
     pub fn volume_guard(&self) -> Arc<dyn VolumeGuard> {
+        self.guard_of(Arc::clone(&self.deps.volumes))
+    }
+
+    /// The same for the volumes of a store that was added.
+    pub fn guard_of(&self, volumes: Arc<dyn VolumeOpener>) -> Arc<dyn VolumeGuard> {
         Arc::new(MountGuard {
-            volumes: Arc::clone(&self.deps.volumes),
+            volumes,
             mounter: Arc::clone(&self.deps.mounter),
             in_flight: self.in_flight.clone(),
         })
@@ -174,9 +195,18 @@ impl NodePlugin {
         &self.sockets.registration
     }
 
+    fn node_service(&self) -> NodeService {
+        NodeService {
+            deps: Arc::clone(&self.deps),
+            stores: self.stores.clone(),
+            kubelet_dir: self.kubelet_dir.clone(),
+            in_flight: self.in_flight.clone(),
+        }
+    }
+
     fn node_server(&self) -> impl Runnable {
         let (path, deps) = (self.sockets.node.clone(), Arc::clone(&self.deps));
-        let service = NodeService::new(Arc::clone(&deps), self.kubelet_dir.clone(), self.in_flight.clone());
+        let service = self.node_service();
         let router = move |_: &Context| {
             Server::builder()
                 .add_service(IdentityServer::new(IdentityService { driver: deps.driver.clone() }))
@@ -194,13 +224,18 @@ impl NodePlugin {
     /// Releases devices that an earlier process left attached and not mounted. A disk that hangs delays it, and the
     /// start only for a while: each device that is missed is released with its volume.
     fn release_unused(&self) -> BoxFuture<'static, ()> {
-        let service =
-            NodeService::new(Arc::clone(&self.deps), self.kubelet_dir.clone(), self.in_flight.clone());
-        let (volumes, in_flight) = (service.node_volumes(), self.in_flight.clone());
+        let service = self.node_service();
+        let volumes: Vec<_> = self.stores.iter().map(|store| service.volumes_of(store)).collect();
+        let in_flight = self.in_flight.clone();
         Box::pin(async move {
             let release = tokio::task::spawn_blocking(move || {
-                if let Err(error) = volumes.release_unused(&in_flight) {
-                    tracing::warn!("can't release devices of unpublished volumes: {}", format_chain(&error));
+                for volumes in volumes {
+                    if let Err(error) = volumes.release_unused(&in_flight) {
+                        tracing::warn!(
+                            "can't release devices of unpublished volumes: {}",
+                            format_chain(&error)
+                        );
+                    }
                 }
             });
             if tokio::time::timeout(RELEASE_WITHIN, release).await.is_err() {

@@ -10,7 +10,8 @@ use super::target_path::TargetPath;
 use crate::claim::mount_option::{MountOption, UnknownMountOption, split_options};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::objects::KIND_ATTRIBUTE;
+use crate::name::StoreName;
+use crate::objects::{KIND_ATTRIBUTE, STORE_NAME_ATTRIBUTE};
 
 /// Maximum length of a text in bytes. *Source:* CSI specification, "Size Limits".
 const MAX_TEXT_BYTES: usize = 128;
@@ -23,6 +24,8 @@ const MAX_FLAGS_BYTES: usize = 4096;
 pub(super) struct PublishRequest {
     pub(super) id: VolumeId,
     pub(super) target: TargetPath,
+    /// The store that the PersistentVolume names, one of several on the node.
+    pub(super) store: Option<StoreName>,
     /// The kind in the PersistentVolume; the request asks for the volume in this way.
     pub(super) kind: VolumeKind,
     pub(super) options: MountOptions,
@@ -89,6 +92,9 @@ impl PublishRequest {
         let target = parse_target(kubelet, &request.target_path, "target_path")?;
         let mode = parse_access_mode(capability)?;
         let kind = parse_kind(request)?;
+        let store = request.volume_context.get(STORE_NAME_ATTRIBUTE).filter(|name| !name.is_empty());
+        let store = store.map(StoreName::try_new).transpose();
+        let store = store.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let mut options = MountOptions::default();
         for flag in requested_options(capability, kind)? {
             options.apply_option(flag)?;
@@ -100,7 +106,7 @@ impl PublishRequest {
         }
         // Any of the three makes the mount read-only: an option, the pod, or the access mode.
         options.read_only |= request.readonly || mode.is_read_only;
-        Ok(Self { id, target, kind, options, is_exclusive: mode.is_exclusive })
+        Ok(Self { id, target, store, kind, options, is_exclusive: mode.is_exclusive })
     }
 }
 

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec};
 
 use crate::id::VolumeId;
 use crate::identity::{PROVISIONED_BY, ProvisionerIdentity};
-use crate::objects::{has_finalizer, is_of_driver, is_on_node};
+use crate::objects::{has_finalizer, is_in_store, is_of_driver, is_on_node};
 
 /// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
@@ -39,6 +39,8 @@ pub enum VolumeIgnoreReason {
     OtherDriver,
     /// The affinity names another node, several nodes, or none.
     OtherNode,
+    /// Names another store of this node.
+    OtherStore,
     /// Is bound, or about to be.
     InUse,
     /// The reclaim policy is not Delete.
@@ -102,6 +104,9 @@ pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) ->
     }
     if !is_on_node(identity, volume) {
         return VolumeAction::Ignore(VolumeIgnoreReason::OtherNode);
+    }
+    if !is_in_store(identity, volume) {
+        return VolumeAction::Ignore(VolumeIgnoreReason::OtherStore);
     }
     let empty = PersistentVolumeSpec::default();
     let spec = volume.spec.as_ref().unwrap_or(&empty);

@@ -3,11 +3,13 @@
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::claim::decide::ObservedClaim;
+use crate::claim::size::store_of_class;
 use crate::claim::spec::{ClaimRejection, ReclaimPolicy, VolumeSpec, build_spec};
 use crate::id::VolumeId;
 use crate::identity::{ProvisionerIdentity, SELECTED_NODE};
 use crate::image::VolumeKind;
-use crate::objects::{class_name, has_data_source, is_on_node, nonempty_annotation, waits_for_consumer};
+use crate::name::StoreName;
+use crate::objects::{class_name, has_data_source, is_in_store, nonempty_annotation, waits_for_consumer};
 
 /// The action for a claim that a directory is imported for.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +38,17 @@ pub enum ImportRejection {
         class: String,
         /// The driver.
         driver: String,
+    },
+    /// The class names another store of the node.
+    #[error(
+        "storage class {class:?} has its volumes in {}", 
+        store.as_ref().map_or("the store without a name: import without --store".to_owned(), |store| format!("store {store}: import with `--store {store}`"))
+    )]
+    OtherStore {
+        /// The class.
+        class: String,
+        /// The store; `None` is the one without a name.
+        store: Option<StoreName>,
     },
     /// Nodes provision claims of this class at once.
     #[error("storage class {class:?} binds claims at once: use one with WaitForFirstConsumer")]
@@ -78,6 +91,10 @@ pub fn plan_import(
         return Err(ImportRejection::OtherDriver { class: name, driver: class.provisioner.clone() });
     }
     let mut spec = build_spec(claim, class).map_err(ImportRejection::Claim)?;
+    let store = store_of_class(class).unwrap_or_default();
+    if store != identity.store {
+        return Err(ImportRejection::OtherStore { class: name, store });
+    }
     spec.reclaim_policy = ReclaimPolicy::Retain;
     if has_data_source(claim) {
         return Err(ImportRejection::Claim(ClaimRejection::Unsupported {
@@ -126,7 +143,7 @@ pub fn plan_import(
 /// Returns whether a PersistentVolume on this node is the one of an import of this directory.
 fn was_imported(identity: &ProvisionerIdentity, volume: &PersistentVolume, source: &str) -> bool {
     let annotations = volume.metadata.annotations.iter().flatten();
-    let is_here = is_on_node(identity, volume);
+    let is_here = is_in_store(identity, volume);
     let key = identity.driver.import_annotation();
     is_here && annotations.into_iter().any(|(name, value)| *name == key && value == source)
 }

@@ -8,7 +8,8 @@ use crate::deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
 use crate::loss::status::{StoreFault, StoreStatus};
-use crate::objects::{is_marked_lost, named_store, volume_on_node};
+use crate::objects::{is_marked_lost, named_store, volume_in_store};
+use crate::scope::StoreScope;
 use crate::store_id::StoreIdentity;
 
 /// The reason why no pod can use a volume. Two are the same if their causes are: the text may vary.
@@ -25,6 +26,8 @@ enum ConditionCause {
     Missing,
     InOtherStore,
     DeclaredLost,
+    /// The node does not have the store that it names.
+    UnknownStore,
     /// Its limits are not those of its PersistentVolume, and can't be set.
     Limits,
     /// A former process has reported it, and why is not known.
@@ -54,18 +57,22 @@ impl PartialEq for VolumeCondition {
 /// The conditions of those volumes of this node that no pod can use, by PersistentVolume. `missing` are those that the
 /// served store does not have, and `unlimited` those whose limits are wrong, with the reason. `None`: it is not known yet.
 pub(crate) fn plan_conditions<'a>(
-    identity: &ProvisionerIdentity,
+    scope: &StoreScope,
     status: &StoreStatus,
     missing: &BTreeSet<VolumeId>,
     unlimited: &BTreeMap<VolumeId, String>,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> Option<BTreeMap<VolumeId, VolumeCondition>> {
-    let ours = objects.into_iter().filter_map(|object| Some((volume_on_node(identity, object)?, object)));
+    let identity = &scope.identity;
+    let objects: Vec<_> = objects.into_iter().collect();
+    let unknown = objects.iter().filter_map(|object| scope.volume_of_unknown_store(object));
+    let unknown = unknown.map(|(id, name)| (id, unknown_store_condition(name)));
+    let ours = objects.iter().filter_map(|object| Some((volume_in_store(identity, object)?, *object)));
     match status {
         StoreStatus::Unknown => None,
         StoreStatus::Unserved { fault, why } => {
             let condition = VolumeCondition { cause: ConditionCause::Store(*fault), text: why.clone() };
-            Some(ours.map(|(id, _)| (id, condition.clone())).collect())
+            Some(ours.map(|(id, _)| (id, condition.clone())).chain(unknown).collect())
         }
         StoreStatus::Served(store) => {
             let condition = |(id, object): (VolumeId, &PersistentVolume)| {
@@ -76,23 +83,27 @@ pub(crate) fn plan_conditions<'a>(
                 let text = unlimited.get(&id)?.clone();
                 Some((id, VolumeCondition { cause: ConditionCause::Limits, text }))
             };
-            Some(ours.filter_map(condition).collect())
+            Some(ours.filter_map(condition).chain(unknown).collect())
         }
     }
 }
 
 /// The volumes of this node that are marked: they were reported as abnormal, and not as normal since.
 pub(crate) fn reported_conditions<'a>(
-    identity: &ProvisionerIdentity,
+    scope: &StoreScope,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> BTreeMap<VolumeId, VolumeCondition> {
+    let identity = &scope.identity;
     let annotation = identity.driver.condition_annotation();
+    let id = |object: &PersistentVolume| {
+        volume_in_store(identity, object).or_else(|| Some(scope.volume_of_unknown_store(object)?.0))
+    };
     let is_marked = |object: &PersistentVolume| {
         object.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&annotation))
     };
     let marked = objects.into_iter().filter(|object| is_marked(object));
     let reported = VolumeCondition { cause: ConditionCause::FormerRun, text: String::new() };
-    marked.filter_map(|object| Some((volume_on_node(identity, object)?, reported.clone()))).collect()
+    marked.filter_map(|object| Some((id(object)?, reported.clone()))).collect()
 }
 
 /// The changes from the reported conditions to the wanted ones. A volume in neither has none.
@@ -119,7 +130,16 @@ pub fn required_volume(identity: &ProvisionerIdentity, object: &PersistentVolume
         VolumeAction::AddFinalizer
             | VolumeAction::Ignore(VolumeIgnoreReason::InUse | VolumeIgnoreReason::Retained)
     );
-    is_required.then(|| volume_on_node(identity, object)).flatten()
+    is_required.then(|| volume_in_store(identity, object)).flatten()
+}
+
+/// The condition of a volume in a store that the node does not have.
+fn unknown_store_condition(name: &str) -> VolumeCondition {
+    let text = format!(
+        "the volume is in store {name:?} of its node (volumeAttributes.storeName), which the node does not have: add it to \
+         the stores in the configuration of the node; nothing was deleted"
+    );
+    VolumeCondition { cause: ConditionCause::UnknownStore, text }
 }
 
 /// The condition of a volume that is missing in the served store.
@@ -164,6 +184,10 @@ mod tests {
         VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
     }
 
+    fn scope(identity: &ProvisionerIdentity) -> StoreScope {
+        StoreScope { identity: identity.clone(), names: Default::default() }
+    }
+
     fn served() -> StoreStatus {
         StoreStatus::Served(StoreIdentity::Present(sample_uid(1).parse().expect("a UUID")))
     }
@@ -184,7 +208,8 @@ mod tests {
         objects: &[PersistentVolume],
     ) -> Option<Vec<(VolumeId, String)>> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let planned = plan_conditions(&sample_identity(NODE), status, &missing, &BTreeMap::new(), objects)?;
+        let planned =
+            plan_conditions(&scope(&sample_identity(NODE)), status, &missing, &BTreeMap::new(), objects)?;
         Some(planned.into_iter().map(|(id, condition)| (id, condition.text)).collect())
     }
 
@@ -217,11 +242,23 @@ mod tests {
         let objects = [volume(1, 1, None), volume(2, 1, None), volume(3, 1, None)];
         let unlimited = BTreeMap::from([(id(1), "no limit".to_owned()), (id(2), "no limit".to_owned())]);
         let missing = BTreeSet::from([id(1)]);
-        let found = plan_conditions(&sample_identity(NODE), &served(), &missing, &unlimited, &objects);
+        let found =
+            plan_conditions(&scope(&sample_identity(NODE)), &served(), &missing, &unlimited, &objects);
         let found = found.expect("known");
         let texts: Vec<_> = found.into_iter().map(|(id, condition)| (id, condition.text)).collect();
         assert_eq!((texts.len(), &texts[1]), (2, &(id(2), "no limit".to_owned())));
         assert!(texts[0].1.contains("missing"), "{texts:?}");
+    }
+
+    #[test]
+    fn a_volume_of_a_store_that_the_node_does_not_have_is_abnormal_whatever_the_others_are() {
+        let attributes = json!({ STORE_ATTRIBUTE: sample_uid(1), "storeName": "fast" });
+        let fast = sample_volume(2, json!({ "spec": { "csi": { "volumeAttributes": attributes } } }));
+        let unserved = StoreStatus::Unserved { fault: StoreFault::Absent, why: "no disk".to_owned() };
+        for status in [served(), unserved] {
+            let found = plan(&status, &[2], std::slice::from_ref(&fast)).expect("known");
+            assert!(matches!(&found[..], [(_, text)] if text.contains("in store \"fast\"")), "{found:?}");
+        }
     }
 
     /// Volumes of store 1, some of which were reported as abnormal.
@@ -242,8 +279,9 @@ mod tests {
         objects: &[PersistentVolume],
     ) -> BTreeMap<VolumeId, ConditionChange> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let wanted = plan_conditions(identity, status, &missing, &BTreeMap::new(), objects).expect("known");
-        plan_condition_changes(&reported_conditions(identity, objects), &wanted)
+        let wanted =
+            plan_conditions(&scope(identity), status, &missing, &BTreeMap::new(), objects).expect("known");
+        plan_condition_changes(&reported_conditions(&scope(identity), objects), &wanted)
     }
 
     #[test]
@@ -273,8 +311,8 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!([1, 2, 3].map(marked), [true, false, false]);
-        let wanted =
-            plan_conditions(&identity, &lost, &BTreeSet::new(), &BTreeMap::new(), &objects).expect("known");
+        let wanted = plan_conditions(&scope(&identity), &lost, &BTreeSet::new(), &BTreeMap::new(), &objects)
+            .expect("known");
         assert_eq!(plan_condition_changes(&wanted, &wanted), BTreeMap::new());
     }
 

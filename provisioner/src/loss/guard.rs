@@ -22,7 +22,7 @@ use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
 use crate::loss::status::{ServedStore, StoreFault, StoreStatus};
 use crate::loss::store::{StoreAction, StoreRejection, plan_new_store, plan_store};
-use crate::objects::{is_of_driver, named_store, volume_on_node};
+use crate::objects::{is_of_driver, named_store, volume_in_store};
 use crate::provisioner::RunError;
 use crate::resize::bound_claim::volume_capacity;
 use crate::snapshot::{SnapshotStore, list_ready_snapshots};
@@ -42,6 +42,8 @@ pub(crate) struct StoreGuard {
     pub(crate) api: ApiWriter,
     pub(crate) store: Arc<dyn VolumeStore>,
     pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
+    /// The snapshots in the other stores of the node.
+    pub(crate) other_snapshots: Vec<Arc<dyn SnapshotStore>>,
     pub(crate) caches: ObjectCaches,
     pub(crate) served: ServedStore,
     /// Signals that the cached volumes have changed.
@@ -129,7 +131,7 @@ impl StoreGuard {
         let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, object));
         // Before any claim is served: a volume that has lost its limit still has what was promised to it.
         let promised = objects.iter().filter_map(|object| {
-            let id = volume_on_node(&self.api.identity, object).filter(|id| present.contains(id))?;
+            let id = volume_in_store(&self.api.identity, object).filter(|id| present.contains(id))?;
             Some((id, volume_capacity(object)))
         });
         self.store.count_promised(&promised.collect::<Vec<_>>());
@@ -222,7 +224,13 @@ impl StoreGuard {
             let listed = list_ready_snapshots(self.api.client(), &self.api.identity).await;
             listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))
         };
-        let ready = self.wait_for_answer("look for the node's snapshots", list).await;
+        let mut ready = self.wait_for_answer("look for the node's snapshots", list).await;
+        for other in &self.other_snapshots {
+            // Those of a store that is absent may be the ones that are missing here.
+            for id in other.list_snapshots().await.unwrap_or_default() {
+                ready.remove(&id);
+            }
+        }
         let lost = |error| RunError::StoreLost(VolumeStoreError::Lost { source: Box::new(error) });
         let present = store.list_snapshots().await.map_err(lost)?.into_iter().collect();
         let volumes = volumes.iter().map(AsRef::as_ref);

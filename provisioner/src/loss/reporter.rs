@@ -23,6 +23,7 @@ use crate::loss::condition::{
 };
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::object_reference;
+use crate::scope::StoreScope;
 use crate::step::VolumeStep;
 
 /// The number of events that are written at once: the volumes of a node are reported within seconds.
@@ -36,6 +37,7 @@ const ABNORMAL: &str = "abnormal";
 
 pub(crate) struct ConditionReporter {
     pub(crate) api: ApiWriter,
+    pub(crate) scope: StoreScope,
     pub(crate) volumes: Store<PersistentVolume>,
     pub(crate) served: ServedStore,
     pub(crate) volumes_changed: Arc<watch::Sender<()>>,
@@ -80,16 +82,16 @@ impl ConditionReporter {
         now: &StoreStatus,
         (missing, unlimited): (&BTreeSet<VolumeId>, &BTreeMap<VolumeId, String>),
     ) -> bool {
-        let (identity, objects) = (&self.api.identity, self.volumes.state());
+        let objects = self.volumes.state();
         // Once the conditions are known, the cache is complete.
         let Some(wanted) =
-            plan_conditions(identity, now, missing, unlimited, objects.iter().map(AsRef::as_ref))
+            plan_conditions(&self.scope, now, missing, unlimited, objects.iter().map(AsRef::as_ref))
         else {
             return true;
         };
         // The marks are read once: later, the cache may still have one that this process has removed.
-        let reported =
-            reported.get_or_insert_with(|| reported_conditions(identity, objects.iter().map(AsRef::as_ref)));
+        let reported = reported
+            .get_or_insert_with(|| reported_conditions(&self.scope, objects.iter().map(AsRef::as_ref)));
         let changes = plan_condition_changes(reported, &wanted);
         let written = stream::iter(changes).map(|(id, change)| async move {
             let is_written = match self.volumes.get(&ObjectRef::new(id.as_str())) {

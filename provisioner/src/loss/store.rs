@@ -6,7 +6,9 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
-use crate::objects::{is_marked_lost, is_of_driver, is_on_node, named_store, node_of_volume};
+use crate::objects::{
+    is_in_store, is_marked_lost, is_of_driver, is_on_node, named_store, node_of_volume, store_name,
+};
 use crate::snapshot::SnapshotId;
 use crate::store_id::{StoreId, StoreIdentity};
 
@@ -87,6 +89,19 @@ pub enum StoreRejection {
         /// A PersistentVolume of that node.
         volume: String,
     },
+    /// Is another store of this node: the directories of its stores were exchanged, or their disks.
+    #[error(
+        "the directory is store {store}, in which PersistentVolume {volume} is by the name {name:?} (volumeAttributes.storeName): \
+         give each store of the configuration the directory of its own disk"
+    )]
+    OtherName {
+        /// The store.
+        store: StoreId,
+        /// The name of the store; empty for the one without a name.
+        name: String,
+        /// A PersistentVolume of that name.
+        volume: String,
+    },
 }
 
 /// Decides whether a store with this identity and these volumes is the one of a node with these
@@ -145,7 +160,7 @@ struct NodeVolume {
 }
 
 fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<NodeVolume> {
-    if !is_on_node(identity, object) || is_marked_lost(identity, object) {
+    if !is_in_store(identity, object) || is_marked_lost(identity, object) {
         return None;
     }
     let spec = object.spec.as_ref()?;
@@ -155,7 +170,7 @@ fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Opt
     is_ours.then(|| NodeVolume { id, store: named_store(object), is_bound: phase == Some("Bound") })
 }
 
-/// The rejection of the store of another node, if a volume of that node names it.
+/// The rejection of the store of another node, or of another name, if a volume there names it.
 fn find_other_node(
     identity: &ProvisionerIdentity,
     found: &StoreId,
@@ -163,14 +178,19 @@ fn find_other_node(
 ) -> Option<StoreRejection> {
     let is_elsewhere = |object: &PersistentVolume| {
         is_of_driver(identity, object)
-            && !is_on_node(identity, object)
+            && !is_in_store(identity, object)
             && named_store(object).as_ref() == Some(found)
     };
     let object = objects.iter().find(|object| is_elsewhere(object))?;
+    let (store, volume) = (found.clone(), object.metadata.name.clone().unwrap_or_default());
+    if is_on_node(identity, object) {
+        let name = store_name(object).unwrap_or_default().to_owned();
+        return Some(StoreRejection::OtherName { store, name, volume });
+    }
     Some(StoreRejection::Moved {
-        store: found.clone(),
+        store,
         node: node_of_volume(object).unwrap_or("unknown").to_owned(),
-        volume: object.metadata.name.clone().unwrap_or_default(),
+        volume,
     })
 }
 

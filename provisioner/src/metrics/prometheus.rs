@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::metrics::VolumeMetrics;
+use crate::name::StoreName;
 
 type MetricLabels = Vec<(&'static str, String)>;
 
@@ -36,6 +37,8 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
 ///
+/// Those of the objects and volumes of a store with a name have the label `store`: [`of_store`](Self::of_store).
+///
 /// Durations are those of successful attempts, in buckets from 1 ms to about 16 s.
 ///
 /// *Source:* sig-storage-lib-external-provisioner, `controller/metrics`.
@@ -45,16 +48,13 @@ pub struct PrometheusMetrics {
     delete: OperationMetrics,
     resize: OperationMetrics,
     modification: OperationMetrics,
-    /// Volumes without a PersistentVolume.
-    orphaned_volumes: Gauge,
-    /// PersistentVolumes without a volume.
-    orphaned_objects: Gauge,
-    /// Snapshots without a VolumeSnapshotContent.
-    orphaned_snapshots: Gauge,
+    /// The label of a store with a name.
+    store: Option<(&'static str, String)>,
+    orphans: Family<MetricLabels, Gauge>,
     audit: AuditMetrics,
-    wrong_limits: Gauge,
+    wrong_limits: Family<MetricLabels, Gauge>,
     restored_limits: Counter,
-    capacity_objects: [Gauge; 3],
+    capacity_objects: [Family<MetricLabels, Gauge>; 3],
     api_errors: Family<MetricLabels, Counter>,
 }
 
@@ -100,16 +100,12 @@ impl PrometheusMetrics {
         let help = "Volumes and snapshots that no object names, and PersistentVolumes without a volume, on this node";
         // Clones share their values, so the registry exports each change.
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
-        // Created now, so that both are exported before the first sweep.
-        let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
-        let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
-        let orphaned_snapshots = missing("volumesnapshotcontent");
         let audit = AuditMetrics::register_in(registry);
-        let (wrong_limits, restored_limits) = (Gauge::default(), Counter::default());
+        let (wrong_limits, restored_limits) = (Family::default(), Counter::default());
         registry.register(
             "controller_persistentvolume_wrong_limits",
             "Volumes whose limits are not those of their PersistentVolume, and can't be set",
-            wrong_limits.clone(),
+            Family::clone(&wrong_limits),
         );
         registry.register(
             "controller_persistentvolume_restored_limits",
@@ -123,34 +119,58 @@ impl PrometheusMetrics {
             "Calls of the API server that failed",
             Family::clone(&api_errors),
         );
-        Self {
+        let this = Self {
+            store: None,
             provision,
             delete,
             resize,
             modification,
-            orphaned_volumes,
-            orphaned_objects,
-            orphaned_snapshots,
+            orphans,
             audit,
             wrong_limits,
             restored_limits,
             capacity_objects,
             api_errors,
-        }
+        };
+        this.export_zeros();
+        this
+    }
+
+    /// The same metrics for a store with this name: those of its objects and volumes have the label `store`.
+    #[must_use]
+    pub fn of_store(&self, name: &StoreName) -> Self {
+        let this = Self { store: Some(("store", name.to_string())), ..self.clone() };
+        this.export_zeros();
+        this
+    }
+
+    /// Sets what is counted from the start, so that it is exported before the first count.
+    fn export_zeros(&self) {
+        self.set_orphans(0, 0);
+        self.set_orphaned_snapshots(0);
+        self.set_wrong_limits(0);
+        self.set_capacity_objects(0, 0, 0);
+    }
+
+    /// Sets a gauge of this store.
+    fn set(&self, family: &Family<MetricLabels, Gauge>, label: Option<(&'static str, &str)>, value: u64) {
+        let label = label.map(|(name, value)| (name, value.to_owned()));
+        let labels = label.into_iter().chain(self.store.clone()).collect();
+        family.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
     }
 }
 
 /// *Source:* external-provisioner, `pkg/capacity`.
-fn register_capacity_objects(registry: &mut Registry) -> [Gauge; 3] {
+fn register_capacity_objects(registry: &mut Registry) -> [Family<MetricLabels, Gauge>; 3] {
     [
         ("desired_goal", "CSIStorageCapacity objects that this node should have"),
         ("desired_current", "CSIStorageCapacity objects of this node that are up to date"),
         ("obsolete", "CSIStorageCapacity objects of this node that are to be deleted"),
     ]
     .map(|(name, help)| {
-        let gauge = Gauge::default();
-        registry.register(format!("csistoragecapacities_{name}"), help, gauge.clone());
-        gauge
+        let family = Family::default();
+        registry.register(format!("csistoragecapacities_{name}"), help, Family::clone(&family));
+        family
     })
 }
 
@@ -170,20 +190,6 @@ impl AuditMetrics {
             registry.register(format!("controller_persistentvolume_{name}"), help, Family::clone(family));
         }
         this
-    }
-
-    fn set(&self, summary: &AuditSummary) {
-        let set = |family: &Family<MetricLabels, Gauge>, labels: MetricLabels, value: u64| {
-            family.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
-        };
-        let AuditSummary { escaped, outside, unowned, unread, over_limit, .. } = summary;
-        for (reason, usage) in [("escaped", escaped), ("outside", outside), ("unowned", unowned)] {
-            let labels = || vec![("reason", reason.to_owned())];
-            set(&self.bytes, labels(), usage.bytes.0);
-            set(&self.files, labels(), usage.inodes.0);
-        }
-        set(&self.unread, Vec::new(), *unread);
-        set(&self.over_limit, Vec::new(), *over_limit);
     }
 }
 
@@ -233,22 +239,28 @@ impl VolumeMetrics for PrometheusMetrics {
     }
 
     fn set_capacity_objects(&self, desired: usize, current: usize, obsolete: usize) {
-        for (gauge, count) in self.capacity_objects.iter().zip([desired, current, obsolete]) {
-            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        for (family, count) in self.capacity_objects.iter().zip([desired, current, obsolete]) {
+            self.set(family, None, count as u64);
         }
     }
 
     fn set_orphaned_snapshots(&self, snapshots: usize) {
-        self.orphaned_snapshots.set(i64::try_from(snapshots).unwrap_or(i64::MAX));
+        self.set(&self.orphans, Some(("missing", "volumesnapshotcontent")), snapshots as u64);
     }
 
     fn set_orphans(&self, volumes: usize, objects: usize) {
-        self.orphaned_volumes.set(i64::try_from(volumes).unwrap_or(i64::MAX));
-        self.orphaned_objects.set(i64::try_from(objects).unwrap_or(i64::MAX));
+        self.set(&self.orphans, Some(("missing", "persistentvolume")), volumes as u64);
+        self.set(&self.orphans, Some(("missing", "volume")), objects as u64);
     }
 
     fn set_audit(&self, summary: &AuditSummary) {
-        self.audit.set(summary);
+        let AuditSummary { escaped, outside, unowned, unread, over_limit, .. } = summary;
+        for (reason, usage) in [("escaped", escaped), ("outside", outside), ("unowned", unowned)] {
+            self.set(&self.audit.bytes, Some(("reason", reason)), usage.bytes.0);
+            self.set(&self.audit.files, Some(("reason", reason)), usage.inodes.0);
+        }
+        self.set(&self.audit.unread, None, *unread);
+        self.set(&self.audit.over_limit, None, *over_limit);
     }
 
     fn record_restored_limits(&self) {
@@ -256,7 +268,7 @@ impl VolumeMetrics for PrometheusMetrics {
     }
 
     fn set_wrong_limits(&self, volumes: usize) {
-        self.wrong_limits.set(i64::try_from(volumes).unwrap_or(i64::MAX));
+        self.set(&self.wrong_limits, None, volumes as u64);
     }
 
     fn record_api_error(&self, call: &str) {

@@ -10,7 +10,7 @@ use crate::deletion::decide::verify_ownership;
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
-use crate::objects::{bound_volume_name, is_on_node, named_kind};
+use crate::objects::{bound_volume_name, is_in_store, named_kind};
 use crate::quantity::parse_quantity;
 use crate::store::VolumeUsage;
 
@@ -68,7 +68,7 @@ pub(crate) fn bound_volume(
         && spec.claim_ref.as_ref().is_some_and(|reference| reference.uid == claim.metadata.uid);
     let is_deleting =
         claim.metadata.deletion_timestamp.is_some() || volume.metadata.deletion_timestamp.is_some();
-    let is_ours = is_on_node(identity, volume);
+    let is_ours = is_in_store(identity, volume);
     (is_bound && is_ours && !is_deleting).then(|| verify_ownership(identity, volume, spec).ok()).flatten()
 }
 

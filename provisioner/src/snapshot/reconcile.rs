@@ -5,8 +5,9 @@ use std::future::pending;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
-use kube::runtime::reflector;
+use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -22,19 +23,27 @@ use crate::claim::source::waits_for_snapshot;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
-use crate::objects::object_reference;
+use crate::objects::{is_in_store, object_reference};
 use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::sweep::SweepRequest;
 
-pub(crate) struct SnapshotReconciler {
+/// A store of the node, and what depends on its snapshots.
+pub(crate) struct SnapshotUnit {
     pub(crate) applier: SnapshotApplier,
     pub(crate) claims: ClaimQueue,
     pub(crate) sweeps: UnboundedSender<SweepRequest>,
-    pub(crate) retries: Arc<RetryTracker>,
     pub(crate) served: ServedStore,
     pub(crate) failures: FailureReporter,
+}
+
+pub(crate) struct SnapshotReconciler {
+    /// The stores with snapshots; at least one.
+    pub(crate) units: Vec<SnapshotUnit>,
+    /// The PersistentVolumes of this node.
+    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) retries: Arc<RetryTracker>,
     pub(crate) watch_errors: WatchErrors,
     /// The number of snapshots that are taken at once.
     pub(crate) concurrency: NonZeroU16,
@@ -46,9 +55,11 @@ impl SnapshotReconciler {
     pub(crate) async fn run(&self) {
         let (contents, writer) = reflector::store::<VolumeSnapshotContent>();
         // The label limits the watch to the contents that the snapshot-controller has assigned to this node.
-        let label = format!("{MANAGED_BY_LABEL}={}", self.applier.api.identity.node);
-        let events = watcher(self.applier.api.all(), watcher::Config::default().labels(&label));
-        let (retries, claims, sweeps) = (Arc::clone(&self.retries), self.claims.clone(), self.sweeps.clone());
+        let label = format!("{MANAGED_BY_LABEL}={}", self.first().applier.api.identity.node);
+        let events = watcher(self.first().applier.api.all(), watcher::Config::default().labels(&label));
+        let retries = Arc::clone(&self.retries);
+        let signals = self.units.iter().map(|unit| (unit.claims.clone(), unit.sweeps.clone()));
+        let signals: Vec<_> = signals.collect();
         let events = with_backoff(events, self.watch_errors.clone()).reflect(writer).inspect(move |event| {
             // One that is deleted may leave its snapshot, and one for an existing snapshot has found it.
             let changes_owner = match event {
@@ -58,7 +69,7 @@ impl SnapshotReconciler {
             };
             if changes_owner {
                 // Without a receiver, the run ends.
-                let _ = sweeps.send(SweepRequest::Snapshots);
+                signals.iter().for_each(|(_, sweeps)| drop(sweeps.send(SweepRequest::Snapshots)));
             }
             let may_be_ready = match event {
                 Ok(watcher::Event::Apply(content)) => content.is_ready(),
@@ -71,10 +82,11 @@ impl SnapshotReconciler {
                 _ => false,
             };
             if may_be_ready {
-                claims.requeue_where(waits_for_snapshot);
+                signals.iter().for_each(|(claims, _)| claims.requeue_where(waits_for_snapshot));
             }
         });
-        let wakes = ability_changes(&self.served);
+        let wakes = self.units.iter().map(|unit| ability_changes(&unit.served).boxed());
+        let wakes = stream::select_all(wakes);
         reconcile_changes(changed_objects(events), wakes, contents, self.concurrency, async |content| {
             let done = catch_panic(self.reconcile(&content)).await;
             done.unwrap_or_else(|error| self.retry(&content, &error))
@@ -92,26 +104,64 @@ impl SnapshotReconciler {
         {
             return Ok(NextRun::After(time));
         }
-        let done = self.try_reconcile(content).await;
+        let (unit, done) = match self.find_unit(content).await {
+            Ok(unit) => (unit, Self::try_reconcile(unit, content).await),
+            Err(error) => (self.first(), Err(error)),
+        };
         match &done {
             Ok(()) => self.retries.record_success(uid),
             // While the API server fails, the status can't be written either.
-            Err(error @ ReconcileError::Api(_)) => self.failures.count(error),
+            Err(error @ ReconcileError::Api(_)) => unit.failures.count(error),
             // The error in the status is one of the creation, so an error of the deletion becomes an event.
             Err(error) if content.metadata.deletion_timestamp.is_some() => {
                 let (about, text) = (object_reference(content), format_chain(error));
-                let recorder = &self.failures.recorder;
+                let recorder = &unit.failures.recorder;
                 recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
             }
             // A failure to write this is not worse than the error itself, which is retried.
-            Err(error) => drop(self.applier.report_failure(content, &format_chain(error)).await),
+            Err(error) => drop(unit.applier.report_failure(content, &format_chain(error)).await),
         }
         done.map(|()| NextRun::OnChange)
     }
 
-    async fn try_reconcile(&self, content: &VolumeSnapshotContent) -> Result<(), ReconcileError> {
-        self.served.wait_until_served().await;
-        let applier = &self.applier;
+    fn first(&self) -> &SnapshotUnit {
+        &self.units[0]
+    }
+
+    /// The store that a content is about: that of its volume, or the one that has its snapshot. Only volumes name their
+    /// store. A snapshot that none of them has may be in one that is absent.
+    async fn find_unit(&self, content: &VolumeSnapshotContent) -> Result<&SnapshotUnit, ReconcileError> {
+        let [_, _, ..] = &self.units[..] else { return Ok(self.first()) };
+        let id = match plan_snapshot(&self.first().applier.api.identity, content) {
+            SnapshotAction::Create { volume, .. } => {
+                let volume = self.volumes.get(&ObjectRef::new(volume.as_str()));
+                let is_here = |unit: &&SnapshotUnit| {
+                    volume.as_ref().is_some_and(|it| is_in_store(&unit.applier.api.identity, it))
+                };
+                return Ok(self.units.iter().find(is_here).unwrap_or(self.first()));
+            }
+            SnapshotAction::Report(id) | SnapshotAction::Delete(id) => id,
+            SnapshotAction::Ignore | SnapshotAction::Release | SnapshotAction::Reject(_) => {
+                return Ok(self.first());
+            }
+        };
+        let mut absent = None;
+        for unit in &self.units {
+            match unit.applier.store.find_snapshot(&id).await {
+                Ok(Some(_)) => return Ok(unit),
+                Ok(None) => {}
+                Err(error) => absent = Some(error),
+            }
+        }
+        absent.map_or(Ok(self.first()), |error| Err(ReconcileError::Snapshot(error)))
+    }
+
+    async fn try_reconcile(
+        unit: &SnapshotUnit,
+        content: &VolumeSnapshotContent,
+    ) -> Result<(), ReconcileError> {
+        unit.served.wait_until_served().await;
+        let applier = &unit.applier;
         let rejection = match plan_snapshot(&applier.api.identity, content) {
             SnapshotAction::Ignore => return Ok(()),
             SnapshotAction::Create { id, volume } => {

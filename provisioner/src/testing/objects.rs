@@ -28,6 +28,7 @@ pub fn sample_identity(node: &str) -> ProvisionerIdentity {
         driver: DriverName::try_new(DRIVER).expect("a driver name"),
         node: NodeName::try_new(node).expect("a node name"),
         finalizer: Some(FINALIZER.to_owned()),
+        store: None,
     }
 }
 

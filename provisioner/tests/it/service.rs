@@ -14,6 +14,7 @@ mod lease;
 mod lifecycle;
 mod limits;
 mod model;
+mod named_stores;
 mod node_label;
 mod orphans;
 mod recovery;

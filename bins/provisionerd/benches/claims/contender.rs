@@ -47,7 +47,7 @@ impl Contender {
 
     pub(crate) fn identity(self, finalizer: Option<&str>) -> Result<ProvisionerIdentity> {
         let (driver, node) = (DriverName::try_new(self.driver())?, NodeName::try_new(self.node())?);
-        Ok(ProvisionerIdentity { driver, node, finalizer: finalizer.map(str::to_owned) })
+        Ok(ProvisionerIdentity { driver, node, finalizer: finalizer.map(str::to_owned), store: None })
     }
 
     /// Starts a child of this program as this contender.

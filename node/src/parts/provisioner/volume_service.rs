@@ -153,6 +153,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         driver: plan.driver.clone(),
         node: plan.node.clone(),
         finalizer: Some(FINALIZER.to_owned()),
+        store: None,
     };
     let deps = Deps {
         client,

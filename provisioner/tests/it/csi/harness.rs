@@ -66,7 +66,10 @@ pub(crate) struct PluginServer {
 
 impl PluginServer {
     pub(crate) async fn start(deps: PluginDeps, kubelet: &Path) -> Self {
-        let plugin = NodePlugin::new(deps, kubelet).expect("valid paths");
+        Self::start_plugin(NodePlugin::new(deps, kubelet).expect("valid paths")).await
+    }
+
+    pub(crate) async fn start_plugin(plugin: NodePlugin) -> Self {
         let registered = plugin.registration_state();
         let (registration, socket) =
             (plugin.registration_socket().to_owned(), plugin.csi_socket().to_owned());
@@ -114,6 +117,10 @@ impl fmt::Debug for VolumeDirectories {
 }
 
 impl VolumeDirectories {
+    pub(crate) fn new(directory: Arc<TempDir>) -> Self {
+        Self { directory, formats: Arc::default() }
+    }
+
     pub(crate) fn path(&self, id: &VolumeId) -> PathBuf {
         self.directory.path().join("volumes").join(id.as_str())
     }
@@ -173,7 +180,7 @@ impl TestPlugin {
     ) -> Self {
         let kubelet = directory.path().join("kubelet");
         fs::create_dir_all(kubelet.join("pods")).expect("create");
-        let volumes = VolumeDirectories { directory: Arc::clone(&directory), formats: Arc::default() };
+        let volumes = VolumeDirectories::new(Arc::clone(&directory));
         let deps = PluginDeps {
             driver: DriverName::try_new(DRIVER).expect("a name"),
             node: NodeName::try_new("node-a").expect("a name"),

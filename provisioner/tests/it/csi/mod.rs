@@ -2,6 +2,7 @@
 
 mod harness;
 mod model;
+mod named_stores;
 mod publish;
 pub(crate) mod real_images;
 mod real_mount_kills;

@@ -149,6 +149,7 @@ fn a_provisioner_without_rights_never_becomes_ready_and_changes_nothing() {
             driver: cluster.driver.clone(),
             node: NodeName::try_new(cluster.node_name("a")).expect("a node name"),
             finalizer: Some(FINALIZER.to_owned()),
+            store: None,
         };
         let deps = Deps {
             client: user_client(&kube, "nobody").await,

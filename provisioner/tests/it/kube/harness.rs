@@ -279,8 +279,12 @@ impl TestNode {
         let node = NodeName::try_new(name).expect("a node name");
         let (counts, steps) = (Arc::<AttemptCounts>::default(), Arc::<Mutex<Vec<VolumeStep>>>::default());
         let started = Arc::clone(&steps);
-        let config =
-            ProvisionerConfig::new(ProvisionerIdentity { driver: cluster.driver.clone(), node, finalizer });
+        let config = ProvisionerConfig::new(ProvisionerIdentity {
+            driver: cluster.driver.clone(),
+            node,
+            finalizer,
+            store: None,
+        });
         let deps = Deps {
             client: cluster.account.clone(),
             store: Arc::clone(&store) as _,

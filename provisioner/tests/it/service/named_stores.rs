@@ -1,0 +1,329 @@
+//! A node with several stores: each class has its volumes in the one that it names, and what befalls one of them is nothing to
+//! the others.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use nodekeel_fsquota::Bytes;
+use nodekeel_fsquota::testing::MemQuota;
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::testing::objects::{NODE, sample_class, sample_identity, sample_snapshot_content};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestVerb};
+use nodekeel_provisioner::{
+    Ability, DirStore, DirStoreOptions, NamedStore, Provisioner, ProvisionerConfig, SELECTED_NODE, StoreName,
+    StoreStatus, VolumeStore as _,
+};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use super::ability::select;
+use super::dir_node::{deps_of, mount, unmount};
+use super::harness::{
+    ApiFixture as _, RunningProvisioner, advance_time, id, phase, test_api, test_deps, wait_bound,
+    wait_for_event, wait_until,
+};
+use crate::fixture::snapshot_id;
+
+const MIB: u64 = 1 << 20;
+
+fn fast() -> StoreName {
+    StoreName::try_new("fast").expect("a name")
+}
+
+/// An API server with the sample class, and the class `fast` of the store of this name.
+fn api_with_classes() -> FakeApi {
+    let api = test_api();
+    let class = json!({ "metadata": { "name": "fast" }, "parameters": { "store": "fast" } });
+    api.create_object(ObjectKind::Class, sample_class(class));
+    api
+}
+
+fn create_fast_claim(api: &FakeApi, number: u32) {
+    api.create_claim(number, json!({ "spec": { "storageClassName": "fast" } }));
+}
+
+/// A provisioner with these two stores in memory.
+fn provisioner(api: &FakeApi, store: &MemStore, fast_store: Option<&MemStore>) -> Provisioner {
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), test_deps(api, store));
+    let Some(store) = fast_store else { return provisioner };
+    let store = Arc::new(store.clone());
+    let added =
+        NamedStore { store: store.clone(), snapshots: Some(store), metrics: Arc::new(()), guard: None };
+    provisioner.with_store(fast(), added)
+}
+
+/// The published capacity of the sample class and of the class `fast`.
+fn published(api: &FakeApi) -> [Option<String>; 2] {
+    let objects = api.list_objects(ObjectKind::StorageCapacity);
+    ["local", "fast"].map(|class| {
+        let object = objects.iter().find(|object| object["storageClassName"] == class)?;
+        object["capacity"].as_str().map(str::to_owned)
+    })
+}
+
+fn amounts(local: &str, fast: &str) -> [Option<String>; 2] {
+    [local, fast].map(|amount| Some(amount.to_owned()))
+}
+
+fn is_deselected(api: &FakeApi, claim: &str) -> bool {
+    let claim = api.get_object(ObjectKind::Claim, claim).expect("a claim");
+    claim["metadata"]["annotations"][SELECTED_NODE].is_null()
+}
+
+fn attributes(api: &FakeApi, number: u32) -> Value {
+    let volume = api.get_object(ObjectKind::Volume, id(number).as_str()).expect("a PersistentVolume");
+    volume["spec"]["csi"]["volumeAttributes"].clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_class_has_its_volumes_and_its_capacity_in_the_store_that_it_names() {
+    let api = api_with_classes();
+    let stores = [900, 300].map(|size| MemStore::with_capacity(Bytes(size * MIB)));
+    let running = RunningProvisioner::spawn(provisioner(&api, &stores[0], Some(&stores[1])), || {});
+    api.create_claim(1, json!({}));
+    create_fast_claim(&api, 2);
+    wait_bound(&api, "claim-1").await;
+    wait_bound(&api, "claim-2").await;
+    assert_eq!(stores[0].list().await.expect("listed"), [id(1)]);
+    assert_eq!(stores[1].list().await.expect("listed"), [id(2)]);
+    assert_eq!((attributes(&api, 1), &attributes(&api, 2)["storeName"]), (Value::Null, &json!("fast")));
+    wait_until(&api, |api| published(api) == amounts("850Mi", "250Mi")).await;
+
+    // A larger request, and a deletion, reach the store of the volume.
+    let patch = json!({ "spec": { "resources": { "requests": { "storage": "60Mi" } } } });
+    api.patch_object(ObjectKind::Claim, "claim-2", patch);
+    wait_until(&api, |api| published(api) == amounts("850Mi", "240Mi")).await;
+    api.delete_claim(2);
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(2).as_str()).is_none()).await;
+    assert!(stores[1].list().await.expect("listed").is_empty());
+    wait_until(&api, |api| published(api) == amounts("850Mi", "300Mi")).await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_or_hangs_gives_its_claims_up_and_takes_none_of_the_other() {
+    let faults: [fn(&MemStore, bool); 2] = [
+        |store, on| {
+            let fault = || io::Error::from(Errno::ROFS).into();
+            store.set_fault(on.then_some(fault));
+        },
+        MemStore::set_hung,
+    ];
+    for set_fault in faults {
+        // Each of the two stores once.
+        for broken in [1, 0] {
+            let api = api_with_classes();
+            let stores = [900, 300].map(|size| MemStore::with_capacity(Bytes(size * MIB)));
+            let provisioner = provisioner(&api, &stores[0], Some(&stores[1]));
+            let running = RunningProvisioner::spawn(provisioner.clone(), || {});
+            wait_until(&api, |api| published(api) == amounts("900Mi", "300Mi")).await;
+            set_fault(&stores[broken], true);
+            // The next probe finds it, without a claim.
+            let none = |at: usize, amount: &str| if at == broken { "0" } else { amount }.to_owned();
+            let wanted = [Some(none(0, "900Mi")), Some(none(1, "300Mi"))];
+            wait_until(&api, |api| published(api) == wanted).await;
+            let health = provisioner.stores();
+            assert_eq!([None, Some(fast())], [health[0].name.clone(), health[1].name.clone()]);
+            for (at, store) in health.iter().enumerate() {
+                assert_eq!(store.ability.inability().is_some(), at == broken, "{store:?}");
+                assert!(matches!(store.status, StoreStatus::Served(_)), "{store:?}");
+            }
+            api.create_claim(1, json!({}));
+            create_fast_claim(&api, 2);
+            let [given_up, served] =
+                if broken == 0 { ["claim-1", "claim-2"] } else { ["claim-2", "claim-1"] };
+            wait_bound(&api, served).await;
+            wait_until(&api, |api| is_deselected(api, given_up)).await;
+            wait_for_event(&api, given_up, "ProvisioningFailed").await;
+
+            set_fault(&stores[broken], false);
+            wait_until(&api, |api| published(api).iter().flatten().all(|amount| amount != "0")).await;
+            select(&api, given_up);
+            wait_bound(&api, given_up).await;
+            running.stop().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_without_the_store_of_a_class_offers_nothing_and_gives_the_claim_up() {
+    let api = api_with_classes();
+    let store = MemStore::with_capacity(Bytes(900 * MIB));
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, None), || {});
+    wait_until(&api, |api| published(api)[0].is_some()).await;
+    assert_eq!(published(&api), [Some("900Mi".to_owned()), None]);
+    create_fast_claim(&api, 1);
+    wait_until(&api, |api| is_deselected(api, "claim-1")).await;
+    let notes = api.event_notes("claim-1");
+    assert!(notes.iter().any(|note| note.contains("store fast, which the node does not have")), "{notes:?}");
+    // A scheduler that selects it again and again does not make it busy.
+    let patches = api.request_count(RequestVerb::Patch, ObjectKind::Claim);
+    for _ in 0..60 {
+        if is_deselected(&api, "claim-1") {
+            select(&api, "claim-1");
+        }
+        advance_time(1).await;
+    }
+    let patches = api.request_count(RequestVerb::Patch, ObjectKind::Claim) - patches;
+    assert!(patches <= 8, "{patches}");
+    // The other class is served.
+    api.create_claim(2, json!({}));
+    wait_bound(&api, "claim-2").await;
+    running.stop().await;
+
+    // Once the node has the store, the claim is served, and what was published follows.
+    let fast_store = MemStore::with_capacity(Bytes(300 * MIB));
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    select(&api, "claim-1");
+    wait_bound(&api, "claim-1").await;
+    wait_until(&api, |api| published(api) == amounts("850Mi", "250Mi")).await;
+    running.stop().await;
+
+    // And again without: its volume is neither deleted nor forgotten, and its class is offered nothing.
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, None), || {});
+    wait_for_event(&api, id(1).as_str(), "VolumeConditionAbnormal").await;
+    api.delete_claim(1);
+    wait_until(&api, |api| published(api)[1].is_none()).await;
+    advance_time(3600).await;
+    assert_eq!(api.volume_phase(1), "Released");
+    running.stop().await;
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_is_taken_and_removed_in_the_store_of_its_volume() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    create_fast_claim(&api, 1);
+    wait_bound(&api, "claim-1").await;
+    api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(1, json!({})));
+    let name = sample_snapshot_content(1, json!({})).metadata.name.expect("a name");
+    let is_ready = |api: &FakeApi| {
+        let content = api.get_object(ObjectKind::SnapshotContent, &name);
+        content.is_some_and(|content| content["status"]["readyToUse"] == true)
+    };
+    wait_until(&api, is_ready).await;
+    assert_eq!(snapshots(&fast_store).await, [snapshot_id(1).to_string()]);
+    assert!(snapshots(&store).await.is_empty());
+    let annotation = json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes" } } });
+    api.patch_object(ObjectKind::SnapshotContent, &name, annotation);
+    api.delete_object(ObjectKind::SnapshotContent, &name);
+    wait_until(&api, |api| api.get_object(ObjectKind::SnapshotContent, &name).is_none()).await;
+    assert!(snapshots(&fast_store).await.is_empty());
+    running.stop().await;
+}
+
+async fn snapshots(store: &MemStore) -> Vec<String> {
+    use nodekeel_provisioner::SnapshotStore as _;
+    store.list_snapshots().await.expect("listed").iter().map(ToString::to_string).collect()
+}
+
+/// A store that opens this directory again after it was lost, closed at first if it is absent.
+fn open_store(base: &Path) -> Arc<DirStore> {
+    let path = base.to_owned();
+    let mut options = DirStoreOptions::default();
+    options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
+    Arc::new(match Dir::open(base) {
+        Ok(dir) => DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store"),
+        Err(_) => DirStore::closed(base, options),
+    })
+}
+
+/// A provisioner with its stores in these directories.
+fn start_in(api: &FakeApi, bases: [&Path; 2]) -> (Provisioner, RunningProvisioner) {
+    let [store, fast_store] = bases.map(open_store);
+    let config = ProvisionerConfig::new(sample_identity(NODE));
+    let provisioner = Provisioner::new(config, deps_of(api, &store));
+    let added = NamedStore {
+        store: fast_store.clone(),
+        snapshots: Some(fast_store),
+        metrics: Arc::new(()),
+        guard: None,
+    };
+    let provisioner = provisioner.with_store(fast(), added);
+    (provisioner.clone(), RunningProvisioner::spawn(provisioner, || {}))
+}
+
+/// The faults and inabilities of both stores, for a wait.
+fn is_served(provisioner: &Provisioner) -> [bool; 2] {
+    let health = provisioner.stores();
+    [0, 1].map(|at| health[at].ability == Ability::Able)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_volumes_of_an_absent_disk_are_not_gone_and_those_of_the_other_are_served() {
+    let api = api_with_classes();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
+    for base in [&local_base, &fast_base] {
+        fs::create_dir(base).expect("a directory");
+    }
+    let (provisioner, running) = start_in(&api, [&local_base, &fast_base]);
+    for number in [1, 3] {
+        api.create_claim(number, json!({}));
+        create_fast_claim(&api, number + 1);
+    }
+    for claim in ["claim-1", "claim-2", "claim-3", "claim-4"] {
+        wait_bound(&api, claim).await;
+    }
+    assert!(local_base.join("volumes").join(id(1).as_str()).exists());
+    assert!(fast_base.join("volumes").join(id(2).as_str()).exists());
+
+    unmount(&fast_base);
+    for about in [id(2).as_str(), "claim-2"] {
+        wait_for_event(&api, about, "VolumeConditionAbnormal").await;
+    }
+    assert_eq!(is_served(&provisioner), [true, false]);
+    api.delete_claim(1);
+    api.delete_claim(2);
+    api.create_claim(5, json!({}));
+    create_fast_claim(&api, 6);
+    wait_bound(&api, "claim-5").await;
+    wait_until(&api, |api| is_deselected(api, "claim-6")).await;
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
+    advance_time(3600).await;
+    assert_eq!(api.volume_phase(2), "Released", "it is on a disk that is absent");
+    let events = api.event_counts("claim-3");
+    assert!(events.iter().all(|(reason, _)| reason != "VolumeConditionAbnormal"), "{events:?}");
+    assert_eq!(fs::read_dir(&fast_base).expect("a directory").count(), 0, "nothing is created below");
+
+    mount(&fast_base);
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(2).as_str()).is_none()).await;
+    wait_for_event(&api, "claim-4", "VolumeConditionNormal").await;
+    select(&api, "claim-6");
+    wait_bound(&api, "claim-6").await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn directories_of_two_stores_that_were_exchanged_are_not_served() {
+    let api = api_with_classes();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
+    for base in [&local_base, &fast_base] {
+        fs::create_dir(base).expect("a directory");
+    }
+    let (_, running) = start_in(&api, [&local_base, &fast_base]);
+    // The other store has no volume that tells it from a new one.
+    create_fast_claim(&api, 1);
+    wait_bound(&api, "claim-1").await;
+    running.stop().await;
+    // The directory of the volume is empty, and no PersistentVolume of the other store has its name.
+    let (provisioner, running) = start_in(&api, [&fast_base, &local_base]);
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    advance_time(3600).await;
+    let why: Vec<_> = provisioner
+        .stores()
+        .iter()
+        .filter_map(|store| store.ability.inability().map(str::to_owned))
+        .collect();
+    assert!(why.len() == 2 && why[0].contains("by the name \"fast\""), "{why:?}");
+    assert!(fast_base.join("volumes").join(id(1).as_str()).exists());
+    assert_eq!(phase(&api, ObjectKind::Claim, "claim-1"), "Bound");
+    running.stop().await;
+}
