@@ -62,7 +62,10 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
     )];
     // A running instance holds the directory and the address: then their use is no problem.
     let running = host::RunningInstance::find(config.listen);
-    findings.extend(host::check_directory(&config, &running));
+    for config in config.of_stores() {
+        findings.extend(host::check_directory(&config, &running));
+    }
+    findings.extend(host::check_file_systems(&config));
     if config.csi {
         findings.extend(host::check_kubelet(&config));
     }

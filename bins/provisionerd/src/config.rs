@@ -1,5 +1,6 @@
 //! The configuration: a file, overridden by environment variables and by flags.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use nodekeel_provisioner::settings::{
     AuditSettings, CapacitySettings, DEFAULT_KUBELET, default_driver, deserialize_mode, parse_audit_interval,
 };
 use nodekeel_provisioner::{
-    CapacityPolicy, DriverName, FINALIZER, InvalidRatio, NodeName, ProvisionerIdentity,
+    CapacityPolicy, DriverName, FINALIZER, InvalidRatio, NodeName, ProvisionerIdentity, StoreName,
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -44,6 +45,12 @@ pub(crate) enum ConfigError {
     },
     #[error("invalid `{key}` {}: use an absolute path", path.display())]
     RelativePath { key: &'static str, path: PathBuf },
+    #[error("two stores have the directory {}: give each one its own, on a file system of its own", path.display())]
+    SameDirectory { path: PathBuf },
+    #[error("store {name} is given twice: give each store one directory")]
+    SameStore { name: StoreName },
+    #[error("there is no store {name}: name one of the table `stores`")]
+    UnknownStore { name: StoreName },
     #[error("invalid `capacity.ratio`")]
     CapacityRatio(#[source] InvalidRatio),
     #[error("the hostname is not a valid node name: set --node")]
@@ -57,6 +64,11 @@ pub(crate) struct DaemonConfig {
     pub(crate) driver: DriverName,
     pub(crate) node: Option<NodeName>,
     pub(crate) directory: PathBuf,
+    /// The directories of the stores with a name.
+    pub(crate) stores: BTreeMap<StoreName, PathBuf>,
+    /// The store of `directory`: [`of_store`](DaemonConfig::of_store).
+    #[serde(skip)]
+    pub(crate) store: Option<StoreName>,
     pub(crate) kubelet: PathBuf,
     pub(crate) csi: bool,
     pub(crate) listen: SocketAddr,
@@ -93,6 +105,8 @@ impl Default for DaemonConfig {
             driver: default_driver(),
             node: None,
             directory: "/var/lib/nodekeel".into(),
+            stores: BTreeMap::new(),
+            store: None,
             kubelet: DEFAULT_KUBELET.into(),
             csi: true,
             listen: SocketAddr::from(([127, 0, 0, 1], 9810)),
@@ -127,6 +141,15 @@ pub(crate) struct ConfigFlags {
     /// Directory of volumes
     #[arg(long, value_name = "DIR", env = "PROVISIONERD_DIRECTORY")]
     directory: Option<PathBuf>,
+    /// Directories of further stores, by name
+    #[arg(
+        long,
+        value_name = "NAME=DIR,…",
+        env = "PROVISIONERD_STORES",
+        value_delimiter = ',',
+        value_parser = parse_store
+    )]
+    stores: Option<Vec<(StoreName, PathBuf)>>,
     /// The kubelet's root directory
     #[arg(long, value_name = "DIR", env = "PROVISIONERD_KUBELET")]
     kubelet: Option<PathBuf>,
@@ -166,6 +189,14 @@ pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().ok().or_else(unbracketed).ok_or_else(error)
 }
 
+/// Parses `NAME=DIR`.
+fn parse_store(text: &str) -> Result<(StoreName, PathBuf), String> {
+    let (name, path) = text
+        .split_once('=')
+        .ok_or_else(|| format!("invalid store {text:?}: use NAME=DIR, such as fast=/srv/fast"))?;
+    Ok((StoreName::try_new(name).map_err(|error| error.to_string())?, path.into()))
+}
+
 impl ConfigFlags {
     /// Reads the file and applies the flags.
     pub(crate) fn load_config(self) -> Result<DaemonConfig, ConfigError> {
@@ -177,6 +208,7 @@ impl ConfigFlags {
             driver,
             node,
             directory,
+            stores,
             kubelet,
             no_csi,
             listen,
@@ -191,6 +223,14 @@ impl ConfigFlags {
         config.driver = driver.unwrap_or(config.driver);
         config.node = node.or(config.node);
         config.directory = directory.unwrap_or(config.directory);
+        if let Some(stores) = stores {
+            config.stores = BTreeMap::new();
+            for (name, path) in stores {
+                if config.stores.insert(name.clone(), path).is_some() {
+                    return Err(ConfigError::SameStore { name });
+                }
+            }
+        }
         config.kubelet = kubelet.unwrap_or(config.kubelet);
         // The flag can disable the plugin, but not enable one that the file disables.
         config.csi = config.csi && !no_csi;
@@ -222,9 +262,39 @@ impl DaemonConfig {
                 return Err(ConfigError::RelativePath { key, path: path.clone() });
             }
         }
+        for (name, path) in &self.stores {
+            if !path.is_absolute() {
+                return Err(ConfigError::RelativePath { key: "stores", path: path.clone() });
+            }
+            let is_same = |(other, at): (&StoreName, &PathBuf)| other != name && at == path;
+            if *path == self.directory || self.stores.iter().any(is_same) {
+                return Err(ConfigError::SameDirectory { path: path.clone() });
+            }
+        }
         // Only checked here, so that an invalid ratio is an error of the configuration.
         self.capacity_policy()?;
         Ok(self)
+    }
+
+    /// The configuration of each store: that of `directory`, and those with a name.
+    pub(crate) fn of_stores(&self) -> impl Iterator<Item = Self> {
+        let named = self.stores.keys().map(|name| self.of_store(Some(name)));
+        std::iter::once(self.clone()).chain(named.flatten())
+    }
+
+    /// The configuration of a store, whose directory is `directory` there; `None` if there is none of this name.
+    pub(crate) fn of_store(&self, name: Option<&StoreName>) -> Option<Self> {
+        let directory = match name {
+            Some(name) => self.stores.get(name)?.clone(),
+            None => self.directory.clone(),
+        };
+        Some(Self { directory, store: name.cloned(), ..self.clone() })
+    }
+
+    /// The directory of the store, and its name if it has one.
+    pub(crate) fn store_label(&self) -> String {
+        let name = self.store.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        format!("{}{name}", self.directory.display())
     }
 
     /// The share of the file system that may be promised to volumes.
@@ -232,13 +302,13 @@ impl DaemonConfig {
         self.capacity.policy().map_err(ConfigError::CapacityRatio)
     }
 
-    /// The driver on a node, whose volumes this program serves.
+    /// The driver on a node, and the store, whose volumes this program serves.
     pub(crate) fn provisioner_identity(&self, node: NodeName) -> ProvisionerIdentity {
         ProvisionerIdentity {
             driver: self.driver.clone(),
             node,
             finalizer: Some(FINALIZER.to_owned()),
-            store: None,
+            store: self.store.clone(),
         }
     }
 
@@ -324,6 +394,25 @@ mod tests {
         assert_eq!(config.directory, Path::new("/b"));
         assert!(!config.csi);
         assert_eq!(config.audit.interval, Duration::from_secs(5));
+        let store = |text: &str| parse_store(text).expect("a store");
+        let stores = |given: &[&str]| ConfigFlags {
+            directory: Some("/b".into()),
+            stores: Some(given.iter().map(|text| store(text)).collect()),
+            ..Default::default()
+        };
+        let config = stores(&["fast=/f", "bulk=/c"]).load_config().expect("a configuration");
+        let each: Vec<_> =
+            config.of_stores().map(|it| (it.store.map(|it| it.to_string()), it.directory)).collect();
+        let named = |name: &str, path: &str| (Some(name.to_owned()), PathBuf::from(path));
+        assert_eq!(each, [(None, "/b".into()), named("bulk", "/c"), named("fast", "/f")]);
+        let twice = stores(&["fast=/f", "fast=/g"]).load_config();
+        assert!(matches!(twice, Err(ConfigError::SameStore { .. })), "{twice:?}");
+        for given in [["fast=/b", "bulk=/c"], ["fast=/c", "bulk=/c"]] {
+            let same = stores(&given).load_config();
+            assert!(matches!(same, Err(ConfigError::SameDirectory { .. })), "{same:?}");
+        }
+        assert!(matches!(stores(&["fast=f"]).load_config(), Err(ConfigError::RelativePath { .. })));
+        assert!(parse_store("fast").is_err() && parse_store("../x=/f").is_err());
         let zero = ConfigFlags { capacity_ratio: Some(0.0), ..Default::default() };
         assert!(matches!(zero.load_config(), Err(ConfigError::CapacityRatio(_))));
         let relative = ConfigFlags { directory: Some("b".into()), ..Default::default() };

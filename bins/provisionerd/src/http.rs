@@ -3,24 +3,32 @@
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use nodekeel_provisioner::{DirStore, Provisioner, StoreStatus, VolumeStore as _};
+use futures_util::future::join_all;
+use nodekeel_provisioner::{Provisioner, StoreHealth, VolumeStore as _};
 use nodekeel_supervisor::{Context, RunFuture, Runnable, serve_http};
 use thiserror::Error;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_stream::wrappers::TcpListenerStream;
 
-use crate::metrics::DaemonMetrics;
+use crate::metrics::{DaemonMetrics, StoreSample};
+use crate::run::OpenStore;
+
+/// The time within which a disk answers a scrape.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state that the endpoints read.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpState {
     pub(crate) metrics: Arc<DaemonMetrics>,
-    pub(crate) store: Arc<DirStore>,
+    /// As the provisioner has them.
+    pub(crate) stores: Vec<OpenStore>,
     /// True once the kubelet has registered the driver; `None` without CSI.
     pub(crate) registered: Option<watch::Receiver<bool>>,
     /// Knows whether the API server can be used.
@@ -48,24 +56,21 @@ pub(crate) struct HttpServer {
 pub(crate) const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 fn build_router(state: HttpState) -> Router {
-    let HttpState { metrics, store, registered, provisioner, not_ready } = state;
+    let HttpState { metrics, stores, registered, provisioner, not_ready } = state;
     let text = {
         let provisioner = provisioner.clone();
         async move || {
-            let is_up = provisioner.check_api().await.is_none();
-            metrics.set_capacity(store.capacity().await.ok().flatten());
             metrics.set_node_label(provisioner.check_node().is_none());
-            let is_served = match provisioner.store_status() {
-                StoreStatus::Served(_) => Some(true),
-                StoreStatus::Unserved { .. } => Some(false),
-                // Not known yet: the API server may be unreachable.
-                _ => None,
-            };
-            metrics.set_volumes(is_served, store.list().await.ok().map(|volumes| volumes.len()));
-            let ability = provisioner.ability();
-            metrics.set_ability(&ability);
-            metrics.set_formats(&ability, &provisioner.missing_formats());
-            let text = metrics.encode_text(&store, registered.as_ref(), is_up);
+            // All at once: a disk that hangs delays only what is told of it.
+            let samples = stores.iter().zip(provisioner.stores()).map(async |(store, health)| {
+                let (capacity, volumes) =
+                    tokio::join!(answer(store.store.capacity()), answer(store.store.list()));
+                let (capacity, volumes) = (capacity.flatten(), volumes.map(|volumes| volumes.len()));
+                StoreSample { health, capacity, volumes, backlog: store.store.erase_backlog() }
+            });
+            let (api_error, samples) = tokio::join!(provisioner.check_api(), join_all(samples));
+            metrics.set_stores(&samples);
+            let text = metrics.encode_text(registered.as_ref(), api_error.is_none());
             ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)
         }
     };
@@ -73,13 +78,16 @@ fn build_router(state: HttpState) -> Router {
         let api_error = provisioner.check_api().await;
         let mut waiting = not_ready.borrow().clone();
         waiting.extend(api_error.map(|error| format!("the API server ({error})")));
-        if let Some(why) = provisioner.ability().inability() {
-            waiting.push(format!("the disk of the volumes ({why})"));
+        // One that can be used is enough: a disk that is gone must not keep an update of the DaemonSet from ending.
+        let (broken, is_waiting) = find_broken_stores(&provisioner.stores());
+        if is_waiting {
+            waiting.extend(broken.iter().cloned());
         }
         waiting.extend(provisioner.check_node().map(|error| format!("the label of the node ({error})")));
         waiting.extend(provisioner.check_lease().map(|error| format!("the Lease of the node ({error})")));
         if waiting.is_empty() {
-            (StatusCode::OK, "ready\n".to_owned())
+            let besides = broken.iter().map(|store| format!("; not served: {store}")).collect::<String>();
+            (StatusCode::OK, format!("ready{besides}\n"))
         } else {
             (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", ")))
         }
@@ -89,6 +97,23 @@ fn build_router(state: HttpState) -> Router {
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(is_ready))
         .route("/metrics", get(text))
+}
+
+/// The stores in which no volume can be created, with the reason, and whether these are all.
+fn find_broken_stores(stores: &[StoreHealth]) -> (Vec<String>, bool) {
+    let broken = stores.iter().filter_map(|store| {
+        let why = store.ability.inability()?;
+        let name = store.name.as_ref().map(|name| format!(" of store {name}")).unwrap_or_default();
+        Some(format!("the disk of the volumes{name} ({why})"))
+    });
+    let broken: Vec<_> = broken.collect();
+    let is_all = broken.len() == stores.len();
+    (broken, is_all)
+}
+
+/// The answer of a disk, unless it fails or hangs.
+async fn answer<T, E>(asked: impl Future<Output = Result<T, E>>) -> Option<T> {
+    timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()
 }
 
 impl Runnable for HttpServer {
@@ -104,5 +129,37 @@ impl Runnable for HttpServer {
                 canceled = ctx.canceled() => Err(canceled.into()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_provisioner::{Ability, InabilityCause, StoreStatus};
+
+    use super::*;
+
+    #[test]
+    fn a_node_waits_for_its_disks_only_if_it_has_none_that_can_be_used() {
+        let store = |name: Option<&str>, is_able: bool| StoreHealth {
+            name: name.map(|name| name.parse().expect("a name")),
+            status: StoreStatus::Unknown,
+            ability: match is_able {
+                true => Ability::Able,
+                false => Ability::Unable { cause: InabilityCause::ReadOnly, why: "read-only".to_owned() },
+            },
+            missing_formats: Default::default(),
+        };
+        let unnamed = "the disk of the volumes (read-only)".to_owned();
+        let fast = "the disk of the volumes of store fast (read-only)".to_owned();
+        for (is_able, broken, is_waiting) in [
+            ([true, true], vec![], false),
+            ([true, false], vec![fast.clone()], false),
+            ([false, true], vec![unnamed.clone()], false),
+            ([false, false], vec![unnamed.clone(), fast], true),
+        ] {
+            let stores = [store(None, is_able[0]), store(Some("fast"), is_able[1])];
+            assert_eq!(find_broken_stores(&stores), (broken, is_waiting), "{is_able:?}");
+        }
+        assert_eq!(find_broken_stores(&[store(None, false)]), (vec![unnamed], true));
     }
 }

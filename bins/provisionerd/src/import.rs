@@ -8,11 +8,11 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use nodekeel_provisioner::{
-    CapacityPolicy, ImportDeps, ImportMode, ImportOutcome, ImportRequest, VolumeId, VolumeImporter,
-    import_directory,
+    CapacityPolicy, ImportDeps, ImportMode, ImportOutcome, ImportRequest, StoreName, VolumeId,
+    VolumeImporter, import_directory,
 };
 
-use crate::config::{ConfigFlags, DaemonConfig};
+use crate::config::{ConfigError, ConfigFlags, DaemonConfig};
 use crate::{api_server, print_stdout, run, start_runtime, volumes};
 
 /// The flags of `import`.
@@ -31,6 +31,9 @@ pub(crate) struct ImportFlags {
     /// Without it, the limits of the claim must fit next to those of all volumes, as for a new volume.
     #[arg(long)]
     over_ceiling: bool,
+    /// Store of the claim's class, if it names one
+    #[arg(long, value_name = "NAME")]
+    store: Option<StoreName>,
     /// Directory to import
     source: PathBuf,
     #[command(flatten)]
@@ -57,9 +60,13 @@ impl FromStr for ClaimName {
 }
 
 pub(crate) fn run_import(flags: ImportFlags) -> Result<ExitCode> {
-    let ImportFlags { claim, is_move, over_ceiling, source, config } = flags;
+    let ImportFlags { claim, is_move, over_ceiling, store, source, config } = flags;
     let mode = if is_move { ImportMode::Move } else { ImportMode::Copy };
     let config = config.load_config()?;
+    let config = match store {
+        Some(name) => config.of_store(Some(&name)).ok_or(ConfigError::UnknownStore { name })?,
+        None => config,
+    };
     let source = std::path::absolute(&source)
         .with_context(|| format!("can't resolve the path {}", source.display()))?;
     let runtime = start_runtime()?;

@@ -146,6 +146,24 @@ impl NodeInventory {
         })
     }
 
+    /// Reads all stores of the node. Those that can't be read are errors of their own.
+    pub(crate) async fn read_all(config: &DaemonConfig) -> Vec<(DaemonConfig, Result<Self>)> {
+        let mut all = Vec::new();
+        for config in config.of_stores() {
+            let read = Self::read(&config).await;
+            all.push((config, read));
+        }
+        // A snapshot names no store: one that another store has is not missing in a new one.
+        let snapshots = all.iter().filter_map(|(_, inventory)| inventory.as_ref().ok());
+        let snapshots: BTreeSet<_> =
+            snapshots.flat_map(|inventory| inventory.snapshots.keys().cloned()).collect();
+        for inventory in all.iter_mut().filter_map(|(_, inventory)| inventory.as_mut().ok()) {
+            let own = &inventory.snapshots;
+            inventory.ready.retain(|id| own.contains_key(id) || !snapshots.contains(id));
+        }
+        all
+    }
+
     /// Acts on the API server for the operator.
     pub(crate) async fn recovery_of(config: &DaemonConfig) -> Result<VolumeRecovery> {
         let identity = config.provisioner_identity(config.node_name()?);
@@ -215,6 +233,15 @@ impl NodeInventory {
     /// Returns whether something is left of a volume or a snapshot that was removed, or is not complete.
     pub(crate) fn is_left(&self, id: &StoredId) -> bool {
         self.leftovers.iter().any(|entry| entry.id == *id)
+    }
+
+    /// Returns whether the store has this volume or snapshot, or what is left of it.
+    pub(crate) fn has(&self, id: &StoredId) -> bool {
+        let is_stored = match id {
+            StoredId::Volume(id) => self.stored.contains_key(id),
+            StoredId::Snapshot(id) => self.snapshots.contains_key(id),
+        };
+        is_stored || self.is_left(id)
     }
 
     /// Decides if provisionerd serves the store.

@@ -1,9 +1,8 @@
 //! The Prometheus metrics.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use nodekeel_provisioner::{Ability, DirStore, ImageFormat, PrometheusMetrics, StoreCapacity};
+use nodekeel_provisioner::{
+    Ability, EraseBacklog, ImageFormat, PrometheusMetrics, StoreCapacity, StoreHealth, StoreStatus,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,24 +10,36 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+/// The labels of a metric of a store; `store` is the name of one that has a name.
+type StoreLabels = Vec<(&'static str, String)>;
+
+/// What a scrape has found of a store; what is not known is absent.
+#[derive(Debug)]
+pub(crate) struct StoreSample {
+    pub(crate) health: StoreHealth,
+    pub(crate) capacity: Option<StoreCapacity>,
+    pub(crate) volumes: Option<usize>,
+    pub(crate) backlog: EraseBacklog,
+}
+
 /// The metrics; gauges are updated at each scrape.
 #[derive(Debug)]
 pub(crate) struct DaemonMetrics {
     registry: Registry,
     pub(crate) meter: PrometheusMetrics,
-    /// Without labels, and without a value while their number is unknown.
-    volumes: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    /// Without a value while their number is unknown.
+    volumes: Family<StoreLabels, Gauge>,
     /// The same, while the first lists of the API server are incomplete.
-    store_served: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    store_served: Family<StoreLabels, Gauge>,
     /// Without a value while it is not known.
-    store_able: Family<Vec<(&'static str, &'static str)>, Gauge>,
-    format_able: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    store_able: Family<StoreLabels, Gauge>,
+    format_able: Family<StoreLabels, Gauge>,
     erasing: Gauge,
     erasing_bytes: Gauge,
     registered: Gauge,
     api_server_up: Gauge,
     node_label: Gauge,
-    store_bytes: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    store_bytes: Family<StoreLabels, Gauge>,
 }
 
 impl DaemonMetrics {
@@ -106,10 +117,46 @@ impl DaemonMetrics {
         }
     }
 
-    /// Sets the capacity of the store; an unknown one is absent.
-    pub(crate) fn set_capacity(&self, capacity: Option<StoreCapacity>) {
-        // Cleared first: an unknown capacity must not leave the values of the scrape before.
-        self.store_bytes.clear();
+    /// Sets the metrics of all stores.
+    pub(crate) fn set_stores(&self, stores: &[StoreSample]) {
+        // Cleared first: what is unknown must not leave the values of the scrape before.
+        for family in
+            [&self.volumes, &self.store_served, &self.store_able, &self.format_able, &self.store_bytes]
+        {
+            family.clear();
+        }
+        stores.iter().for_each(|store| self.set_store(store));
+        let sum = |count: fn(&EraseBacklog) -> u64| stores.iter().map(|store| count(&store.backlog)).sum();
+        self.erasing.set(signed(sum(|backlog| u64::try_from(backlog.entries).unwrap_or(u64::MAX))));
+        self.erasing_bytes.set(signed(sum(|backlog| backlog.bytes)));
+    }
+
+    fn set_store(&self, StoreSample { health, capacity, volumes, .. }: &StoreSample) {
+        let name = health.name.as_ref().map(|name| ("store", name.to_string()));
+        let set = |family: &Family<StoreLabels, Gauge>, label: Option<(&'static str, &str)>, value: i64| {
+            let label = label.map(|(key, value)| (key, value.to_owned()));
+            family.get_or_create(&label.into_iter().chain(name.clone()).collect()).set(value);
+        };
+        match &health.status {
+            StoreStatus::Served(_) => set(&self.store_served, None, 1),
+            StoreStatus::Unserved { .. } => set(&self.store_served, None, 0),
+            // Not known yet: the API server may be unreachable.
+            _ => {}
+        }
+        if let Some(count) = volumes {
+            set(&self.volumes, None, i64::try_from(*count).unwrap_or(i64::MAX));
+        }
+        match &health.ability {
+            Ability::Able => set(&self.store_able, Some(("cause", "")), 1),
+            Ability::Unable { cause, .. } => set(&self.store_able, Some(("cause", cause.as_str())), 0),
+            _ => {}
+        }
+        // Nothing is known of the formats before the store is known to be able.
+        let formats = ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some());
+        for format in formats.filter(|_| health.ability != Ability::Unknown) {
+            let is_able = !health.missing_formats.contains_key(&format);
+            set(&self.format_able, Some(("format", format.as_str())), is_able.into());
+        }
         let Some(capacity) = capacity else { return };
         for (kind, bytes) in [
             ("total", capacity.total),
@@ -118,29 +165,7 @@ impl DaemonMetrics {
             ("promised", capacity.promised),
             ("available", capacity.available()),
         ] {
-            let gauge = self.store_bytes.get_or_create(&vec![("kind", kind)]);
-            gauge.set(i64::try_from(bytes.0).unwrap_or(i64::MAX));
-        }
-    }
-
-    /// Sets whether the node can create volumes; what is not known is absent.
-    pub(crate) fn set_ability(&self, ability: &Ability) {
-        self.store_able.clear();
-        let (is_able, cause) = match ability {
-            Ability::Able => (true, ""),
-            Ability::Unable { cause, .. } => (false, cause.as_str()),
-            _ => return,
-        };
-        self.store_able.get_or_create(&vec![("cause", cause)]).set(is_able.into());
-    }
-
-    /// Sets of which formats strict volumes can be created; nothing is known before the node is known to be able.
-    pub(crate) fn set_formats(&self, ability: &Ability, missing: &BTreeMap<ImageFormat, String>) {
-        self.format_able.clear();
-        let formats = ImageFormat::ALL.into_iter().filter(|format| format.mkfs_program().is_some());
-        for format in formats.filter(|_| *ability != Ability::Unknown) {
-            let gauge = self.format_able.get_or_create(&vec![("format", format.as_str())]);
-            gauge.set((!missing.contains_key(&format)).into());
+            set(&self.store_bytes, Some(("kind", kind)), signed(bytes.0));
         }
     }
 
@@ -149,28 +174,12 @@ impl DaemonMetrics {
         self.node_label.set(is_right.into());
     }
 
-    /// Sets whether the volumes are served, and their number; an unknown value is absent.
-    pub(crate) fn set_volumes(&self, is_served: Option<bool>, count: Option<usize>) {
-        self.store_served.clear();
-        if let Some(is_served) = is_served {
-            self.store_served.get_or_create(&Vec::new()).set(is_served.into());
-        }
-        self.volumes.clear();
-        if let Some(count) = count {
-            self.volumes.get_or_create(&Vec::new()).set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
-    }
-
     /// Encodes the metrics as text.
     pub(crate) fn encode_text(
         &self,
-        store: &Arc<DirStore>,
         registered: Option<&watch::Receiver<bool>>,
         is_api_server_up: bool,
     ) -> String {
-        let backlog = store.erase_backlog();
-        self.erasing.set(i64::try_from(backlog.entries).unwrap_or(i64::MAX));
-        self.erasing_bytes.set(i64::try_from(backlog.bytes).unwrap_or(i64::MAX));
         self.registered.set(registered.is_some_and(|registered| *registered.borrow()).into());
         self.api_server_up.set(is_api_server_up.into());
         let mut text = String::new();
@@ -178,4 +187,8 @@ impl DaemonMetrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

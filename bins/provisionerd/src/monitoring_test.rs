@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use nodekeel_fsquota::{AuditSummary, Bytes};
 use nodekeel_provisioner::agent::{AgentMetrics as _, PrometheusAgentMetrics};
-use nodekeel_provisioner::{Ability, CapacityPolicy, DiskSpace, VolumeMetrics as _};
+use nodekeel_provisioner::{
+    Ability, CapacityPolicy, DiskSpace, StoreIdentity, StoreStatus, VolumeMetrics as _,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
-use crate::golden_test::encode_metrics;
+use crate::golden_test::sample_store;
 use crate::metrics::DaemonMetrics;
 
 const ALERTS: &str = include_str!("../../../deploy/monitoring/alerts.yaml");
@@ -37,13 +39,12 @@ fn exported_metrics() -> Metrics {
     metrics.meter.set_orphaned_snapshots(1);
     metrics.meter.set_audit(&AuditSummary::default());
     metrics.meter.record_api_error("watch");
-    metrics.set_volumes(Some(true), Some(1));
-    metrics.set_ability(&Ability::Able);
-    metrics.set_formats(&Ability::Able, &BTreeMap::new());
     let space = DiskSpace { total: Bytes(8 << 30), free: Bytes(4 << 30) };
     let capacity = CapacityPolicy::default().store_capacity(space, Bytes(0), Bytes(1 << 30));
-    metrics.set_capacity(Some(capacity));
-    let text = encode_metrics(&metrics) + &encode_agent_metrics();
+    let mut store = sample_store(StoreStatus::Served(StoreIdentity::Absent), Ability::Able);
+    (store.volumes, store.capacity) = (Some(1), Some(capacity));
+    metrics.set_stores(&[store]);
+    let text = metrics.encode_text(None, true) + &encode_agent_metrics();
     let mut found = Metrics::new();
     for sample in text.lines().filter(|line| !line.starts_with('#')) {
         let series = sample.rsplit_once(' ').expect("a value").0;

@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, OrphanVolume, SnapshotId, StoreAction, StoredId, VolumeId, VolumeOwners,
-    adopted_snapshot, format_chain,
+    DirStore, OrphanState, OrphanVolume, SnapshotId, StoreAction, StoredId, VolumeId, adopted_snapshot,
+    format_chain,
 };
 use serde_json::json;
 
@@ -81,49 +81,90 @@ async fn act_on_orphans(
     task: OrphanTask<'_>,
     ids: Option<Vec<StoredId>>,
 ) -> Result<ExitCode> {
-    let inventory = NodeInventory::read(config).await?;
-    let owners = match inventory.owners {
-        Ok(ref owners) => owners,
-        Err(error) => {
-            return Err(error.context("can't tell orphans from other volumes without the API server"));
+    let (mut stores, mut failed, mut text) = (Vec::new(), Vec::new(), String::new());
+    for (config, inventory) in NodeInventory::read_all(config).await {
+        match inventory.and_then(with_owners) {
+            Ok(inventory) => stores.push((config, inventory)),
+            // A store that can't be read does not hide the others.
+            Err(error) => failed.push(error),
         }
-    };
-    if task == OrphanTask::List {
-        let mut rows = inventory.rows(config);
+    }
+    if task == OrphanTask::List && !stores.is_empty() {
+        let mut rows: Vec<_> = stores.iter().flat_map(|(config, inventory)| inventory.rows(config)).collect();
         rows.retain(|row| match row.state {
             RowState::Orphan | RowState::OtherNode => true,
             RowState::Incomplete | RowState::Importing | RowState::Erasing => row.used_bytes != Some(0),
             _ => false,
         });
-        return Ok(print_stdout(&if rows.is_empty() {
-            "no orphans\n".to_owned()
-        } else {
-            format_table(&rows)
-        }));
+        text = if rows.is_empty() { "no orphans\n".to_owned() } else { format_table(&rows) };
+    } else {
+        for (at, (config, inventory)) in stores.iter().enumerate() {
+            let wanted: Vec<StoredId> = match &ids {
+                None => list_orphans(inventory),
+                // One that no store has is an error of the first.
+                Some(ids) => {
+                    let place =
+                        |id: &StoredId| stores.iter().position(|(_, store)| store.has(id)).unwrap_or(0);
+                    ids.iter().filter(|id| place(id) == at).cloned().collect()
+                }
+            };
+            if let Err(error) = act_in_store(config, inventory, task, wanted, &mut text, &mut failed).await {
+                failed.push(error);
+            }
+        }
+    }
+    let printed = print_stdout(&text);
+    match failed.len() {
+        0 => Ok(printed),
+        1 => Err(failed.remove(0)),
+        _ => {
+            let texts: Vec<_> = failed.iter().map(|error| format_chain(&**error)).collect();
+            bail!("{}", texts.join("\nprovisionerd: "))
+        }
+    }
+}
+
+/// An inventory whose owners are known.
+fn with_owners(mut inventory: NodeInventory) -> Result<NodeInventory> {
+    let owners = std::mem::replace(&mut inventory.owners, Err(anyhow!("not known")));
+    let owners = owners.context("can't tell orphans from other volumes without the API server")?;
+    inventory.owners = Ok(owners);
+    Ok(inventory)
+}
+
+/// Acts on these orphans of a store. A failure does not keep the others from being handled.
+async fn act_in_store(
+    config: &DaemonConfig,
+    inventory: &NodeInventory,
+    task: OrphanTask<'_>,
+    ids: Vec<StoredId>,
+    text: &mut String,
+    failed: &mut Vec<anyhow::Error>,
+) -> Result<()> {
+    let Ok(owners) = &inventory.owners else { return Ok(()) };
+    if ids.is_empty() {
+        return Ok(());
     }
     // The volumes may be those of another node, and would be served here.
     if let StoreAction::Reject(rejection) = inventory.store_action(owners) {
         bail!("can't act on the volumes in {}: {rejection}", config.directory.display());
     }
-    let ids = ids.unwrap_or_else(|| list_orphans(&inventory, owners));
-    let (mut text, mut failed) = (String::new(), Vec::new());
     for id in ids {
         let done = match &id {
-            StoredId::Volume(id) => act_on_orphan(config, &inventory, task, id).await,
-            StoredId::Snapshot(id) => act_on_snapshot(config, &inventory, task, id).await,
+            StoredId::Volume(id) => act_on_orphan(config, inventory, task, id).await,
+            StoredId::Snapshot(id) => act_on_snapshot(config, inventory, task, id).await,
         };
         match done {
-            Ok(done) => text += &format!("{done}\n"),
-            // A failure does not keep the other volumes from being handled.
-            Err(error) => failed.push(format_chain(&*error)),
+            Ok(done) => *text += &format!("{done}\n"),
+            Err(error) => failed.push(error),
         }
     }
-    let printed = print_stdout(&text);
-    if failed.is_empty() { Ok(printed) } else { bail!("{}", failed.join("\nprovisionerd: ")) }
+    Ok(())
 }
 
 /// The volumes and snapshots in the directory that no object names.
-fn list_orphans(inventory: &NodeInventory, owners: &VolumeOwners) -> Vec<StoredId> {
+fn list_orphans(inventory: &NodeInventory) -> Vec<StoredId> {
+    let Ok(owners) = &inventory.owners else { return Vec::new() };
     let is_orphan = |id: &VolumeId| {
         let state = owners.orphan_state(&inventory.identity, id);
         matches!(state, OrphanState::Claimed { .. } | OrphanState::Unclaimed)

@@ -12,8 +12,8 @@ use kube::Api;
 use kube::api::ListParams;
 use nodekeel_provisioner::csi::{BindMounter, DriverLock, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook, StoreAction,
-    StoreIdentity, VolumeRecovery, format_chain, plan_new_store, plan_store,
+    Deps, DirStore, NamedStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook,
+    StoreAction, StoreIdentity, StoreName, VolumeRecovery, format_chain, plan_new_store, plan_store,
 };
 use nodekeel_supervisor::{
     Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor, listen_http,
@@ -110,8 +110,16 @@ async fn log_findings(config: DaemonConfig, client: kube::Client) {
     }
 }
 
+/// A store, and its name.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenStore {
+    pub(crate) name: Option<StoreName>,
+    pub(crate) store: Arc<DirStore>,
+}
+
 struct DaemonParts {
-    store: Arc<DirStore>,
+    /// At least one.
+    stores: Vec<OpenStore>,
     client: kube::Client,
     provisioner: Provisioner,
     plugin: Option<(NodePlugin, DriverLock)>,
@@ -127,8 +135,15 @@ impl DaemonParts {
         let listener = bind_listener(config.listen)?;
         let identity = config.provisioner_identity(node.clone());
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
+        let mut stores = vec![OpenStore { name: None, store: Arc::clone(&store) }];
+        for config in config.of_stores().skip(1) {
+            stores.push(OpenStore {
+                name: config.store.clone(),
+                store: open_named_store(&config, hook.clone())?,
+            });
+        }
         let metrics = Arc::new(DaemonMetrics::new());
-        let plugin = if config.csi { Some(open_plugin(config, &node, &store, hook.clone())?) } else { None };
+        let plugin = if config.csi { Some(open_plugin(config, &node, &stores, hook.clone())?) } else { None };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         (wanted.audit_interval, wanted.audit_rate) = (config.audit.interval, config.audit.rate);
@@ -141,15 +156,26 @@ impl DaemonParts {
             registered: plugin.as_ref().map(|(plugin, _)| plugin.registration_state()),
             hook,
         };
-        Ok(Self { provisioner: Provisioner::new(wanted, deps), client, store, plugin, listener, metrics })
+        let mut provisioner = Provisioner::new(wanted, deps);
+        for OpenStore { name, store } in &stores {
+            let Some(name) = name else { continue };
+            let added = NamedStore {
+                store: store.clone(),
+                snapshots: Some(store.clone()),
+                metrics: Arc::new(metrics.meter.of_store(name)),
+                guard: plugin.as_ref().map(|(plugin, _)| plugin.guard_of(store.clone())),
+            };
+            provisioner = provisioner.with_store(name.clone(), added);
+        }
+        Ok(Self { provisioner, client, stores, plugin, listener, metrics })
     }
 
     /// The root runnable of the tree.
     fn into_root(self, not_ready: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootFuture {
-        let Self { store, client: _, provisioner, plugin, listener, metrics } = self;
+        let Self { stores, client: _, provisioner, plugin, listener, metrics } = self;
         let (plugin, lock) = plugin.unzip();
         let registered = plugin.as_ref().map(NodePlugin::registration_state);
-        let state = HttpState { metrics, store, registered, provisioner: provisioner.clone(), not_ready };
+        let state = HttpState { metrics, stores, registered, provisioner: provisioner.clone(), not_ready };
         let parts = std::sync::Mutex::new(Some((HttpServer { listener, state }, plugin, provisioner)));
         move |ctx: Context| {
             // Held for as long as the tree exists.
@@ -186,11 +212,29 @@ async fn open_store(
     );
     match (opened, client) {
         (Ok(store), client) => Ok((store, client?)),
-        (Err(error), Ok(client)) if error.may_be_absent() && needs_store(&client, identity).await => {
+        // With further stores, those are served whatever becomes of this one.
+        (Err(error), Ok(client))
+            if error.may_be_absent()
+                && (!config.stores.is_empty() || needs_store(&client, identity).await) =>
+        {
             tracing::error!("the volumes are not served: {}", format_chain(&error));
             Ok((Arc::new(DirStore::closed(&config.directory, options)), client))
         }
         (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Opens a store with a name. It is closed if its directory can't be used, and served once it can be: that is no reason not to
+/// serve the others.
+fn open_named_store(config: &DaemonConfig, hook: Option<Arc<dyn StepHook>>) -> Result<Arc<DirStore>> {
+    let options = volumes::store_options(config, hook)?;
+    match volumes::open_store(config, options.clone()) {
+        Err(error) if error.may_be_absent() => {
+            let store = config.store.as_ref().map(StoreName::as_str);
+            tracing::error!(store, "the volumes are not served: {}", format_chain(&error));
+            Ok(Arc::new(DirStore::closed(&config.directory, options)))
+        }
+        opened => Ok(opened?),
     }
 }
 
@@ -215,9 +259,10 @@ async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> b
 fn open_plugin(
     config: &DaemonConfig,
     node: &NodeName,
-    store: &Arc<DirStore>,
+    stores: &[OpenStore],
     hook: Option<Arc<dyn StepHook>>,
 ) -> Result<(NodePlugin, DriverLock)> {
+    let store = &stores[0].store;
     let deps = PluginDeps {
         driver: config.driver.clone(),
         node: node.clone(),
@@ -225,7 +270,12 @@ fn open_plugin(
         volumes: Arc::clone(store) as _,
         mounter: Arc::new(BindMounter::new(&config.kubelet).with_hook(hook)),
     };
-    let plugin = NodePlugin::new(deps, &config.kubelet)?;
+    let mut plugin = NodePlugin::new(deps, &config.kubelet)?;
+    for OpenStore { name, store } in stores {
+        if let Some(name) = name {
+            plugin = plugin.with_store(name.clone(), Arc::clone(store) as _, Arc::clone(store) as _);
+        }
+    }
     let lock = plugin.lock_driver()?;
     Ok((plugin, lock))
 }

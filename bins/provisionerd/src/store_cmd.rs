@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -9,7 +11,8 @@ use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    DirStore, ProvisionerIdentity, STORE_ATTRIBUTE, StoreAction, StoreId, VolumeOwners, required_volume,
+    DirStore, ProvisionerIdentity, STORE_ATTRIBUTE, StoreAction, StoreId, VolumeOwners, format_chain,
+    required_volume,
 };
 
 use crate::config::{ConfigFlags, DaemonConfig};
@@ -46,22 +49,39 @@ pub(crate) struct ReplaceFlags {
 pub(crate) fn run_store(command: StoreCommand) -> Result<ExitCode> {
     let runtime = start_runtime()?;
     match command {
-        StoreCommand::Show { flags } => runtime.block_on(show_store(&flags.load_config()?)),
+        StoreCommand::Show { flags } => runtime.block_on(show_stores(&flags.load_config()?)),
         StoreCommand::Replace(ReplaceFlags { lost, flags }) => {
             runtime.block_on(replace_store(&flags.load_config()?, &lost))
         }
     }
 }
 
-async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
-    let directory = config.directory.display();
-    let inventory = match NodeInventory::read(config).await {
+/// Shows each store; the exit code is that of one that is not served.
+async fn show_stores(config: &DaemonConfig) -> Result<ExitCode> {
+    let (mut code, mut failed) = (ExitCode::SUCCESS, Vec::new());
+    for (config, inventory) in NodeInventory::read_all(config).await {
+        match show_store(&config, inventory).await {
+            Ok(shown) if shown == ExitCode::SUCCESS => {}
+            Ok(shown) => code = shown,
+            Err(error) => failed.push(error),
+        }
+    }
+    // The first one is printed by the caller, and has the exit code.
+    let mut failed = failed.into_iter();
+    let Some(first) = failed.next() else { return Ok(code) };
+    failed.for_each(|error| drop(writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error))));
+    Err(first)
+}
+
+async fn show_store(config: &DaemonConfig, inventory: Result<NodeInventory>) -> Result<ExitCode> {
+    let label = config.store_label();
+    let inventory = match inventory {
         Ok(inventory) => inventory,
         // Without its disk, the operator has to know which one to mount.
         Err(error) if error.downcast_ref().is_some_and(VolumesError::may_be_absent) => {
             let recovery = NodeInventory::recovery_of(config).await?;
             let owners = recovery.read_owners(&BTreeSet::new()).await?;
-            let mut text = format!("{directory} is not a store, or its disk is not mounted\n");
+            let mut text = format!("{label} is not a store, or its disk is not mounted\n");
             text += &format_named_stores(&config.provisioner_identity(config.node_name()?), &owners);
             print_stdout(&text);
             return Err(error);
@@ -69,8 +89,8 @@ async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
         Err(error) => return Err(error),
     };
     let mut text = match &inventory.store {
-        Some(store) => format!("{directory} is store {store}\n"),
-        None => format!("{directory} is not a store yet, or its disk is not mounted\n"),
+        Some(store) => format!("{label} is store {store}\n"),
+        None => format!("{label} is not a store yet, or its disk is not mounted\n"),
     };
     let owners = match inventory.owners {
         Ok(ref owners) => owners,
@@ -108,10 +128,10 @@ fn named_store(object: &PersistentVolume) -> &str {
 
 async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode> {
     // A directory that can't be read is not the store.
-    let found =
-        Dir::open(&config.directory).ok().and_then(|dir| DirStore::read_identity(&dir).ok().flatten());
+    let identity = |directory: &Path| DirStore::read_identity(&Dir::open(directory).ok()?).ok().flatten();
     // The disk is here: the id is that of another store, or nothing is lost.
-    if found.as_ref() == Some(lost) {
+    if let Some(config) = config.of_stores().find(|config| identity(&config.directory).as_ref() == Some(lost))
+    {
         bail!("can't declare store {lost} lost: it is in {}", config.directory.display());
     }
     let recovery = NodeInventory::recovery_of(config).await?;

@@ -14,13 +14,13 @@ use crate::config::{ConfigError, DaemonConfig};
 /// The directory of volumes cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum VolumesError {
-    #[error("can't open directory {}: {}, or set another --directory", path.display(), directory_hint(source.io_kind()))]
+    #[error("can't open directory {}: {}, or set another directory (--directory, --stores)", path.display(), directory_hint(source.io_kind()))]
     Directory {
         path: PathBuf,
         #[source]
         source: DirError,
     },
-    #[error("can't use directory {}: correct its owner or mode, or set another --directory", path.display())]
+    #[error("can't use directory {}: correct its owner or mode, or set another directory (--directory, --stores)", path.display())]
     Untrusted {
         path: PathBuf,
         #[source]
@@ -34,9 +34,9 @@ pub(crate) enum VolumesError {
     },
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("another instance of provisionerd uses {}: stop it, or set another --directory", path.display())]
+    #[error("another instance of provisionerd uses {}: stop it, or set another directory (--directory, --stores)", path.display())]
     InUse { path: PathBuf },
-    #[error("can't lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
+    #[error("can't lock {}: {}, or set another directory (--directory, --stores)", path.display(), directory_hint(source.kind()))]
     Lock {
         path: PathBuf,
         #[source]

@@ -1,6 +1,7 @@
 //! `provisionerd volumes`: the volumes of the node.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
@@ -22,42 +23,70 @@ pub(crate) struct VolumesFlags {
     config: ConfigFlags,
 }
 
-/// The output of `volumes --json`.
+/// The output of `volumes --json`; with several stores, a list of these.
 #[derive(Debug, Serialize)]
-struct VolumeList<'a> {
-    directory: &'a str,
-    store: Option<&'a str>,
+struct VolumeList {
+    directory: String,
+    /// The name of the store, one of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    store: Option<String>,
     /// The reason why the API server could not be asked.
     api_error: Option<String>,
-    volumes: &'a [VolumeRow],
+    volumes: Vec<VolumeRow>,
 }
 
 pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
     let config = flags.config.load_config()?;
-    let inventory = start_runtime()?.block_on(NodeInventory::read(&config))?;
-    let rows = inventory.rows(&config);
+    let stores = start_runtime()?.block_on(NodeInventory::read_all(&config));
+    let (mut text, mut lists, mut failed) = (String::new(), Vec::new(), Vec::new());
+    for (config, inventory) in stores {
+        match inventory {
+            Ok(inventory) if flags.json => lists.push(VolumeList::new(&config, &inventory)),
+            Ok(inventory) => text += &store_text(&config, &inventory),
+            // A store that can't be read does not hide the others.
+            Err(error) => failed.push(error),
+        }
+    }
+    if flags.json {
+        // One store as ever; several are a list.
+        let json = match &lists[..] {
+            [only] if config.stores.is_empty() => serde_json::to_string_pretty(only),
+            lists => serde_json::to_string_pretty(lists),
+        };
+        text = json.context("can't format the volumes as JSON")? + "\n";
+    }
+    let mut failed = failed.into_iter();
+    let Some(first) = failed.next() else { return Ok(print_stdout(&text)) };
+    if !config.stores.is_empty() {
+        print_stdout(&text);
+    }
+    failed.for_each(|error| drop(writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error))));
+    Err(first)
+}
+
+fn store_text(config: &DaemonConfig, inventory: &NodeInventory) -> String {
+    let rows = inventory.rows(config);
     let api_error = inventory.owners.as_ref().err().map(|error| format_chain(&**error));
     let store = inventory.store.as_ref().map(|store| store.as_str());
-    if flags.json {
-        return Ok(print_stdout(&format_json(&config, store, api_error, &rows)?));
-    }
     let store = store.unwrap_or("none: the disk may not be mounted");
-    let mut text = format!("{} is store {store}\n", config.directory.display());
+    let mut text = format!("{} is store {store}\n", config.store_label());
     if let Some(error) = &api_error {
         text += &format!("can't ask the API server, so claims are unknown: {error}\n");
     }
-    Ok(print_stdout(&(text + &format_table(&rows))))
+    text + &format_table(&rows)
 }
 
-fn format_json(
-    config: &DaemonConfig,
-    store: Option<&str>,
-    api_error: Option<String>,
-    volumes: &[VolumeRow],
-) -> Result<String> {
-    let directory = config.directory.display().to_string();
-    let list = VolumeList { directory: &directory, store, api_error, volumes };
-    Ok(serde_json::to_string_pretty(&list).context("can't format the volumes as JSON")? + "\n")
+impl VolumeList {
+    fn new(config: &DaemonConfig, inventory: &NodeInventory) -> Self {
+        Self {
+            directory: config.directory.display().to_string(),
+            name: config.store.as_ref().map(ToString::to_string),
+            store: inventory.store.as_ref().map(ToString::to_string),
+            api_error: inventory.owners.as_ref().err().map(|error| format_chain(&**error)),
+            volumes: inventory.rows(config),
+        }
+    }
 }
 
 /// A table with one line for each volume.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::anyhow;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
-use k8s_openapi::api::storage::v1::CSIDriver;
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ListParams;
 use kube::{Api, Client};
 use nodekeel_localstorage::Dir;
@@ -33,7 +33,10 @@ pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding>
             findings.extend(check_api_objects(config, &client).await);
             // An invalid name of the node is a finding of its own.
             if let Ok(node) = config.node_name() {
-                findings.push(check_store(config, node, &client).await);
+                let stores: Vec<_> = config.of_stores().collect();
+                for store in &stores {
+                    findings.push(check_store(store, &stores, node.clone(), &client).await);
+                }
             }
             findings
         }
@@ -52,11 +55,30 @@ pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) ->
         let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
         findings.push(check_node_label(config, &name, node));
     }
+    let classes = Api::<StorageClass>::all(client.clone()).list(&ListParams::default()).await;
+    findings.extend(check_classes(config, classes.map(|listed| listed.items)));
     if config.csi {
         let driver = Api::<CSIDriver>::all(client.clone()).get_opt(config.driver.as_str()).await;
         findings.push(check_csi_driver(config.driver.as_str(), driver));
     }
     findings
+}
+
+/// Finds the classes that name a store which this node does not have.
+fn check_classes(config: &DaemonConfig, classes: kube::Result<Vec<StorageClass>>) -> Vec<CheckFinding> {
+    // Without the permission, which is a finding of its own, nothing is known of them.
+    let classes = classes.unwrap_or_default();
+    let unknown = classes.iter().filter(|class| class.provisioner == config.driver.as_str()).filter_map(|class| {
+        let store = class.parameters.as_ref()?.get("store").filter(|name| !name.is_empty())?;
+        let is_known = config.stores.keys().any(|known| known.as_str() == store);
+        let class = class.metadata.name.as_deref().unwrap_or_default();
+        (!is_known).then(|| {
+            CheckFinding::Warning(format!(
+                "claims of storage class {class:?} go to other nodes: it names store {store:?}, which this node does not have"
+            ))
+        })
+    });
+    unknown.collect()
 }
 
 /// Checks the label that the node affinity of volumes refers to. The kubelet sets it when it registers the
@@ -98,8 +120,13 @@ fn check_node_label(
     }
 }
 
-/// Checks that the directory is the store of the node's volumes.
-async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> CheckFinding {
+/// Checks that the directory is the store of the node's volumes, one of `all`.
+async fn check_store(
+    config: &DaemonConfig,
+    all: &[DaemonConfig],
+    node: NodeName,
+    client: &Client,
+) -> CheckFinding {
     let found = async {
         let base = Dir::open(&config.directory)?;
         let found = DirStore::read_identity(&base)?.map_or(StoreIdentity::Absent, StoreIdentity::Present);
@@ -117,7 +144,15 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
             StoreAction::CreateIdentity => {
                 let present = DirStore::list_stored_snapshots(&base)?.into_iter().collect();
                 let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
-                let ready = recovery.list_ready_snapshots().await?;
+                let mut ready = recovery.list_ready_snapshots().await?;
+                // A snapshot names no store: those in the others are not missing in this one.
+                for other in all.iter().filter(|other| other.store != config.store) {
+                    let stored =
+                        Dir::open(&other.directory).ok().map(|base| DirStore::list_stored_snapshots(&base));
+                    for id in stored.and_then(Result::ok).unwrap_or_default() {
+                        ready.remove(&id);
+                    }
+                }
                 plan_new_store(&identity, &present, &ready, &objects.items)
             }
             action => action,
@@ -187,6 +222,33 @@ mod tests {
         assert!(matches!(find(hostname, false), CheckFinding::Warning(_)), "and without CSI nothing does");
         let missing = check_node_label(&DaemonConfig::default(), &name, Ok(None));
         assert!(missing.to_string().contains("--node"), "{missing}");
+    }
+
+    #[test]
+    fn a_class_of_a_store_that_the_node_does_not_have_is_a_warning() {
+        let class = |name: &str, provisioner: &str, store: serde_json::Value| -> StorageClass {
+            let meta = serde_json::json!({ "name": name });
+            let parameters = serde_json::json!({ "store": store });
+            let class =
+                serde_json::json!({ "metadata": meta, "provisioner": provisioner, "parameters": parameters });
+            serde_json::from_value(class).expect("a class")
+        };
+        let config = DaemonConfig {
+            stores: [("fast".parse().expect("a name"), "/srv/fast".into())].into(),
+            ..DaemonConfig::default()
+        };
+        let ours = config.driver.as_str();
+        let classes = vec![
+            class("plain", ours, "".into()),
+            class("fast", ours, "fast".into()),
+            class("foreign", "other.example", "bulk".into()),
+            class("bulk", ours, "bulk".into()),
+        ];
+        let found: Vec<_> = check_classes(&config, Ok(classes)).iter().map(ToString::to_string).collect();
+        assert!(
+            matches!(&found[..], [text] if text.starts_with("warn") && text.contains("\"bulk\"")),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::BindMounter;
-use nodekeel_provisioner::{DirStore, ImageFormat, format_chain};
+use nodekeel_provisioner::{DirStore, ImageFormat, StoreName, format_chain};
 
 use crate::check::CheckFinding;
 use crate::config::DaemonConfig;
@@ -58,11 +59,16 @@ impl RunningInstance {
     }
 
     /// What the instance says of its directory, which it probes itself.
-    fn finding(&self) -> CheckFinding {
+    fn finding(&self, store: Option<&StoreName>) -> CheckFinding {
         let text = self.0.as_deref().unwrap_or_default();
-        let sample = text.lines().find_map(|line| line.strip_prefix("provisionerd_store_able{cause=\""));
-        match sample.and_then(|sample| sample.split_once('"')) {
-            Some((cause, value)) if value.ends_with(" 0") => CheckFinding::Failure(anyhow!(
+        let sample = text.lines().find_map(|line| {
+            let (cause, rest) = line.strip_prefix("provisionerd_store_able{cause=\"")?.split_once('"')?;
+            let (labels, value) = rest.split_once("} ")?;
+            let name = labels.strip_prefix(",store=\"").and_then(|name| name.strip_suffix('"'));
+            (name == store.map(StoreName::as_str)).then_some((cause, value))
+        });
+        match sample {
+            Some((cause, "0")) => CheckFinding::Failure(anyhow!(
                 "provisionerd is running and can't create volumes ({cause}): ask its /readyz for the reason"
             )),
             _ => CheckFinding::Pass("provisionerd is running and uses the directory".into()),
@@ -93,13 +99,31 @@ pub(super) fn check_directory(config: &DaemonConfig, running: &RunningInstance) 
     findings.push(check_writable(&base));
     match DirStore::is_in_use(&base) {
         Ok(false) => findings.push(check_probe(base, quota)),
-        Ok(true) if is_running => findings.push(running.finding()),
+        Ok(true) if is_running => findings.push(running.finding(config.store.as_ref())),
         Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
         Err(error) => findings.push(CheckFinding::Failure(
             anyhow!(error).context("can't check whether another instance uses the directory"),
         )),
     }
     findings
+}
+
+/// Checks that no two stores are on one file system: each would promise what the other does.
+pub(super) fn check_file_systems(config: &DaemonConfig) -> Option<CheckFinding> {
+    let mut seen: Vec<(u64, PathBuf)> = Vec::new();
+    for config in config.of_stores() {
+        // A directory that can't be read is a finding of its own.
+        let Ok(found) = fs::metadata(&config.directory) else { continue };
+        if let Some((_, other)) = seen.iter().find(|(device, _)| *device == found.dev()) {
+            return Some(CheckFinding::Warning(format!(
+                "{} and {} are stores on one file system, whose space both promise: give each store one of its own",
+                other.display(),
+                config.directory.display()
+            )));
+        }
+        seen.push((found.dev(), config.directory));
+    }
+    None
 }
 
 fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
@@ -298,12 +322,15 @@ mod tests {
 
     #[test]
     fn a_running_instance_that_can_not_create_volumes_fails_the_check() {
-        let finding = |able: &str| RunningInstance(Some(able.to_owned())).finding();
+        let finding = |able: &str| RunningInstance(Some(able.to_owned())).finding(None);
         let unable = finding("# TYPE x gauge\nprovisionerd_store_able{cause=\"read_only\"} 0\n").to_string();
         assert!(unable.starts_with("FAIL") && unable.contains("read_only"), "{unable}");
-        for able in ["provisionerd_store_able{cause=\"\"} 1\n", ""] {
+        let fast = StoreName::try_new("fast").expect("a name");
+        let other = "provisionerd_store_able{cause=\"hung\",store=\"fast\"} 0\n";
+        for able in ["provisionerd_store_able{cause=\"\"} 1\n", other, ""] {
             assert!(matches!(finding(able), CheckFinding::Pass(_)), "{able}");
         }
+        assert!(RunningInstance(Some(other.to_owned())).finding(Some(&fast)).is_failure());
     }
 
     #[test]

@@ -45,7 +45,12 @@ pub(crate) fn occupy_busy_node(kube: &Kube) {
 
 /// Creates a claim of this size, and a pod with it that any node can have.
 pub(crate) fn create_pod(kube: &Kube, name: &str, size: &str) {
-    create(kube, &claim_manifest(name, None, sized(size)));
+    create_pod_with(kube, name, sized(size));
+}
+
+/// Creates a claim, changed by a patch, and a pod with it that any node can have.
+pub(crate) fn create_pod_with(kube: &Kube, name: &str, claim: Value) {
+    create(kube, &claim_manifest(name, None, claim));
     let mut pod = pod_manifest(name);
     pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "100m" } });
     create(kube, &pod);
@@ -73,6 +78,22 @@ pub(crate) fn wait_published(kube: &Kube, node: &str, classes: &[&str], is_enoug
         Ok(())
     });
     published.unwrap();
+}
+
+/// Waits until a node has published so many bytes for one of its classes.
+pub(crate) fn wait_offered(kube: &Kube, node: &str, class: &str, is_enough: impl Fn(u64) -> bool) {
+    let offered = wait_until(TIMEOUT, "a capacity", || {
+        let all = kube.list_objects("csistoragecapacities")?;
+        let object = all.iter().find(|object| {
+            object["metadata"]["labels"]["csi.storage.k8s.io/managed-by"] == node
+                && object["storageClassName"] == class
+        });
+        let capacity = object.and_then(|object| object["capacity"].as_str()).unwrap_or_default();
+        let bytes: nodekeel_fsquota::Bytes = capacity.parse()?;
+        ensure!(is_enough(bytes.0), "{node} has published {bytes} for {class}");
+        Ok(())
+    });
+    offered.unwrap();
 }
 
 #[test]

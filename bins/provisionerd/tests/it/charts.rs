@@ -122,6 +122,7 @@ fn every_value_of_the_chart_reaches_the_objects() {
 image: { repository: registry.example/provisionerd, tag: "9.9", pullPolicy: Always }
 driver: volumes.example.org
 directory: /srv/volumes
+stores: { bulk: /mnt/disks/bulk, fast: /srv/fast }
 kubelet: /srv/kubelet
 config: |
   concurrency = 4
@@ -129,7 +130,7 @@ nodeSelector: { example.org/disk: "yes" }
 tolerations: []
 resources: { requests: { memory: 64Mi } }
 classes:
-  - { name: fast, reclaimPolicy: Retain, isDefault: true, parameters: { inodes: "5000" }, mountOptions: [noexec] }
+  - { name: fast, reclaimPolicy: Retain, isDefault: true, parameters: { inodes: "5000", store: fast }, mountOptions: [noexec] }
 policy: { enabled: false }
 seccomp: { enabled: false }
 monitoring: { enabled: true, listen: "$(POD_IP):9999" }
@@ -151,6 +152,7 @@ monitoring: { enabled: true, listen: "$(POD_IP):9999" }
     let environment = at(set, &format!("{pod}/containers/0/env"));
     for (name, value) in [
         ("PROVISIONERD_DIRECTORY", "/srv/volumes"),
+        ("PROVISIONERD_STORES", "bulk=/mnt/disks/bulk,fast=/srv/fast"),
         ("PROVISIONERD_DRIVER", "volumes.example.org"),
         ("PROVISIONERD_KUBELET", "/srv/kubelet"),
         ("PROVISIONERD_CONFIG", "/etc/nodekeel/provisionerd.toml"),
@@ -162,11 +164,21 @@ monitoring: { enabled: true, listen: "$(POD_IP):9999" }
     assert_eq!(at(set, &format!("{pod}/containers/0/ports/0/containerPort")), 9999, "what the probes ask");
     let host = at(set, &format!("{pod}/containers/0/livenessProbe/httpGet/host"));
     assert_eq!(host, serde_json::Value::Null, "at the pod's address");
+    // A disk that is mounted on the node is so in the pod; that of the directory has its mount already.
+    let mounts = at(set, &format!("{pod}/containers/0/volumeMounts"));
+    let stores: Vec<_> = mounts
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|it| it["mountPropagation"] == "HostToContainer")
+        .collect();
+    let paths: Vec<_> = stores.iter().map(|mount| &mount["mountPath"]).collect();
+    assert_eq!(paths, ["/srv", "/mnt/disks"]);
     let config = at(r#""ConfigMap" "provisionerd""#, "/data/provisionerd.toml");
     assert_eq!(config, "concurrency = 4\n");
     let class = r#""StorageClass" "fast""#;
     assert_eq!(at(class, "/provisioner"), "volumes.example.org");
-    assert_eq!(at(class, "/parameters/inodes"), "5000");
+    assert_eq!(at(class, "/parameters"), json!({ "inodes": "5000", "store": "fast" }));
     assert_eq!(at(class, "/metadata/annotations/storageclass.kubernetes.io~1is-default-class"), "true");
     assert_eq!(at(class, "/volumeBindingMode"), "WaitForFirstConsumer", "as in deploy/storageclass.yaml");
 }
@@ -227,7 +239,9 @@ agent: { removeVolumesOfGoneNodes: 24h }
 fn values_that_no_probe_would_reach_are_refused() {
     for (values, text) in [
         (r#"config: 'listen = "127.0.0.1:1234"'"#, "monitoring.listen"),
-        (r#"config: 'driver = "volumes.example.org"'"#, "set the values driver"),
+        (r#"config: 'driver = "volumes.example.org"'"#, "values of these names"),
+        ("config: '[stores]'", "values of these names"),
+        ("stores: { fast: /fast }", "below another one"),
         (r#"monitoring: { enabled: true, listen: "10.0.0.1:9810" }"#, "127.0.0.1"),
         (r#"listen: "10.0.0.1:9810""#, "127.0.0.1"),
     ] {

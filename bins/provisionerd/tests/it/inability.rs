@@ -1,17 +1,20 @@
 //! A node that can't create volumes, on a real control plane with its scheduler: pods that can run elsewhere do.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use testbed::{Daemon, Kube, command_output};
 
 use crate::agent::{start_agent, wait_leading};
 use crate::capacity::{
-    BUSY, CLASSES, PREFERRED, create_pod, occupy_busy_node, start_with_nodes, wait_placed, wait_published,
+    BUSY, CLASSES, PREFERRED, create_pod, create_pod_with, occupy_busy_node, start_with_nodes, wait_offered,
+    wait_placed, wait_published,
 };
-use crate::cluster::{TestDaemon, event_notes, wait_logged};
+use crate::cluster::{DRIVER, TestDaemon, create, event_notes, wait_logged};
 
 const MIB: u64 = 1 << 20;
 
@@ -61,15 +64,25 @@ impl Drop for MemoryDisk {
 
 #[test]
 #[ignore = "needs kube and root: it mounts"]
-fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair() {
+fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair_but_for_those_of_another_disk() {
     let kube = start_with_nodes();
+    // The preferred node has a second disk, and the other one has not.
+    let fast = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "fast" },
+        "provisioner": DRIVER, "volumeBindingMode": "WaitForFirstConsumer", "parameters": { "store": "fast" },
+    });
+    create(&kube, &fast);
+    let fast_disk = tempfile::tempdir().unwrap();
+    let stores = format!("--stores=fast={}", fast_disk.path().display());
+    let create_fast_pod =
+        |name: &str| create_pod_with(&kube, name, json!({ "spec": { "storageClassName": "fast" } }));
     occupy_busy_node(&kube);
     let [preferred, busy] = [PREFERRED, BUSY].map(|node| TestDaemon::new(&kube, node));
     let disk = MemoryDisk::mount(preferred.base.path());
     let _busy = busy.start(&[&busy.reserve_all_but(64 * MIB)], &[]);
     wait_published(&kube, BUSY, &CLASSES, |bytes| bytes > 32 * MIB);
-    let running = preferred.start(&[], &[]);
-    wait_published(&kube, PREFERRED, &CLASSES, |bytes| bytes > 32 * MIB);
+    let running = preferred.start(&[&stores], &[]);
+    wait_published(&kube, PREFERRED, &["fast", CLASSES[0], CLASSES[1]], |bytes| bytes > 32 * MIB);
     create_pod(&kube, "before", "1Mi");
     assert_eq!(wait_placed(&kube, "before"), PREFERRED, "the scheduler prefers it");
 
@@ -77,19 +90,41 @@ fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair() {
     assert_placed_elsewhere(&kube, "broken");
     let why = wait_logged(&running, "this node can't create volumes");
     assert!(why.contains("Read-only") && why.contains("mount -o remount,rw"), "{why}");
-    wait_published(&kube, PREFERRED, &CLASSES, |bytes| bytes == 0);
+    wait_offered(&kube, PREFERRED, CLASSES[0], |bytes| bytes == 0);
     let notes: Vec<_> = PODS
         .iter()
         .flat_map(|pod| event_notes(&kube, &format!("broken-{pod}"), "ProvisioningFailed"))
         .collect();
     assert!(notes.iter().any(|note| note.contains("can't create volumes")), "{notes:?}");
 
+    create_fast_pod("fast-broken");
+    assert_eq!(wait_placed(&kube, "fast-broken"), PREFERRED, "its disk is another one");
+    assert_eq!(fs::read_dir(fast_disk.path().join("volumes")).unwrap().count(), 1);
+
+    let run = |arguments: &[&str]| command_output(&mut preferred.command(&[arguments, &[&stores]].concat()));
+    let shown = run(&["volumes"]).expect("both stores");
+    assert!(shown.contains("default/fast-broken") && shown.contains("default/before"), "{shown}");
+    let shown = run(&["store", "show"]).expect("both stores are served");
+    assert!(
+        shown.contains(" (fast) is store ") && shown.matches("provisionerd serves it").count() == 2,
+        "{shown}"
+    );
+    assert_eq!(run(&["orphans"]).expect("both stores"), "no orphans\n");
+
     let repaired = Instant::now();
     disk.remount("rw");
-    wait_published(&kube, PREFERRED, &CLASSES, |bytes| bytes > 32 * MIB);
+    wait_published(&kube, PREFERRED, &["fast", CLASSES[0], CLASSES[1]], |bytes| bytes > 32 * MIB);
     create_pod(&kube, "after", "1Mi");
     assert_eq!(wait_placed(&kube, "after"), PREFERRED, "it serves again");
     assert!(repaired.elapsed() < MOVED_WITHIN, "{:?}", repaired.elapsed());
+
+    // Without an inode the disk is full, which is no fault of it: the capacity tells.
+    let free = rustix::fs::statvfs(preferred.base.path()).unwrap();
+    disk.remount(&format!("nr_inodes={}", free.f_files - free.f_ffree));
+    create_pod(&kube, "no-inodes", "1Mi");
+    assert_eq!(wait_placed(&kube, "no-inodes"), BUSY);
+    let notes = event_notes(&kube, "no-inodes", "ProvisioningFailed");
+    assert!(notes.iter().any(|note| note.contains("no room for volume")), "{notes:?}");
     // What existed was served all the time.
     assert!(event_notes(&kube, "before", "VolumeConditionAbnormal").is_empty());
 }
