@@ -7,6 +7,7 @@ mod kubelet_dir;
 mod no_quota;
 mod volume_service;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use kube::config::Kubeconfig;
 use nodekeel_fsquota::{OpenError, ProjectQuota};
-use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetrics};
+use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetrics, StoreName};
 use prometheus_client::registry::Registry;
 
 use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
@@ -68,6 +69,14 @@ impl Part for ProvisionerPart {
         let is_on_volume = provisioner.directory.is_none();
         let directory = provisioner.directory.clone().unwrap_or_else(|| placed.volumes.path().to_owned());
         let (limits, skipped) = check_requirements(planner, provisioner, &directory, is_on_volume);
+        for (name, path) in &provisioner.stores {
+            // It may be absent, and is served once it is there.
+            if let Some(why) = find_store_problem(path, provisioner.quota) {
+                planner.warn(format!(
+                    "provisioner.stores.{name}: no volumes are served there until it is repaired: {why}"
+                ));
+            }
+        }
         let node = provisioner
             .node_name_or(&planner.config().node.name)
             .expect("a checked configuration has a valid name");
@@ -82,6 +91,7 @@ impl Part for ProvisionerPart {
             node,
             driver: provisioner.driver.clone(),
             directory,
+            stores: provisioner.stores.clone(),
             is_on_volume,
             limits: limits.unwrap_or(LimitEnforcement::None),
             kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
@@ -105,6 +115,8 @@ struct ProvisionerPlan {
     driver: DriverName,
     /// Directory of volumes; that on the data volume as planned, until the volume is open.
     directory: PathBuf,
+    /// Directories of the stores with a name.
+    stores: BTreeMap<StoreName, PathBuf>,
     /// True if that directory is the default one, on the data volume.
     is_on_volume: bool,
     /// The enforcement of the limits of volumes.
@@ -140,6 +152,7 @@ impl PlannedRunnable for ProvisionerPlan {
         let mut registry = Registry::default();
         let metrics = Arc::new(PrometheusMetrics::register_in(&mut registry));
         node.metrics().add("provisioner", registry);
+        self.stores.values().for_each(|path| node.health_sources().add_disk(path));
         let (plan, reports) =
             (self.clone(), ServiceReports { log_store: node.log_store().clone(), metrics, current });
         // A directory of the operator is not on the data volume: it does not wait for root.storage, and does not
@@ -160,6 +173,18 @@ impl PlannedRunnable for ProvisionerPlan {
             Ok(VolumeService::open(plan, reports.clone(), base)?)
         }))
     }
+}
+
+/// The reason why a store with a name can't be served now.
+fn find_store_problem(path: &Path, quota: QuotaMode) -> Option<String> {
+    let existing = match find_existing_directory("stores", path, false) {
+        Ok(existing) => existing,
+        Err(why) => return Some(why),
+    };
+    let is_needed = quota == QuotaMode::Require;
+    is_needed
+        .then(|| detect_enforcement(&existing).err().map(|error| quota_error_with_hint(&error)))
+        .flatten()
 }
 
 /// Finds how limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
@@ -189,7 +214,7 @@ fn check_requirements(
         }
     };
     report(kubeconfig.err());
-    let existing = find_existing_directory(directory, is_on_volume);
+    let existing = find_existing_directory("directory", directory, is_on_volume);
     report(existing.as_ref().err().cloned());
     let limits = match (&existing, config.quota) {
         (_, QuotaMode::None) => Some(LimitEnforcement::None),
@@ -255,19 +280,19 @@ fn check_kubeconfig(kubeconfig: &Path) -> Result<Kubeconfig, String> {
 }
 
 /// The directory of volumes, or its nearest existing ancestor, which is on the same file system.
-fn find_existing_directory(directory: &Path, is_on_volume: bool) -> Result<PathBuf, String> {
+fn find_existing_directory(key: &str, directory: &Path, is_on_volume: bool) -> Result<PathBuf, String> {
     if is_on_volume {
         let found = directory.ancestors().find(|path| path.is_dir());
         return Ok(found.unwrap_or(Path::new("/")).to_owned());
     }
     let name = directory.display();
     let dir = data::open_directory(directory)
-        .map_err(|_| format!("provisioner.directory {name} does not exist: create it, or correct the key"))?;
+        .map_err(|_| format!("provisioner.{key} {name} does not exist: create it, or correct the key"))?;
     dir.check_owner_and_parents().map_err(|error| error_chain(&error))?;
     match check_writable(&dir) {
         Ok(()) => {}
         Err(DataError::Unusable { why, .. }) => {
-            return Err(format!("can't store data in {name}: it is {why}; correct provisioner.directory"));
+            return Err(format!("can't store data in {name}: it is {why}; correct provisioner.{key}"));
         }
         Err(_) => {
             return Err(format!("permission denied to write to {name}: run {} as root", program_name()));
@@ -317,6 +342,9 @@ fn kubelet_sockets(config: &ProvisionerConfig) -> [PathBuf; 2] {
 impl fmt::Display for ProvisionerPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "volumes of {} for node {}, in {}, ", self.driver, self.node, self.directory.display())?;
+        for (name, path) in &self.stores {
+            write!(f, "and of store {name} in {}, ", path.display())?;
+        }
         match &self.limits {
             LimitEnforcement::Enforced { by } => write!(f, "limited by {by}")?,
             LimitEnforcement::None => f.write_str("WITHOUT LIMITS (provisioner.quota is \"none\")")?,

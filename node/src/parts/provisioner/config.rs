@@ -1,9 +1,10 @@
 //! `[provisioner]`: volumes for the claims of a Kubernetes cluster.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use nodekeel_provisioner::settings::{DEFAULT_KUBELET, default_driver};
-use nodekeel_provisioner::{DriverName, NodeName};
+use nodekeel_provisioner::{DriverName, NodeName, StoreName};
 use serde::Deserialize;
 
 use crate::config::check::{ConfigViolation, check_absolute_path, reject_field};
@@ -25,6 +26,10 @@ pub struct ProvisionerConfig {
     /// Directory of volumes; `None` is `volumes` below the data directory.
     #[serde(default)]
     pub directory: Option<PathBuf>,
+    /// Directories of further stores, by the name that the parameter `store` of a StorageClass refers to; each on a file
+    /// system of its own.
+    #[serde(default)]
+    pub stores: BTreeMap<StoreName, PathBuf>,
     /// True if project quotas must enforce the size of volumes.
     #[serde(default)]
     pub quota: QuotaMode,
@@ -70,6 +75,15 @@ impl ProvisionerConfig {
         ];
         for (field, path) in paths.into_iter().filter_map(|(field, path)| Some((field, path?))) {
             check_absolute_path(field, path)?;
+        }
+        let mut directories = BTreeSet::from_iter(&self.directory);
+        for path in self.stores.values() {
+            check_absolute_path("provisioner.stores", path)?;
+            if !directories.insert(path) {
+                let message =
+                    format!("two stores have the directory {}; give each one its own", path.display());
+                return reject_field("provisioner.stores", message);
+            }
         }
         if self.node_name_or(node).is_none() {
             let message =

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Kubeconfig};
-use nodekeel_provisioner::{Ability, ImageFormat, InabilityCause, Provisioner};
+use nodekeel_provisioner::{Ability, ImageFormat, InabilityCause, Provisioner, StoreHealth};
 use tokio::task::spawn_blocking;
 
 use super::DN;
@@ -49,16 +49,19 @@ impl HealthSource for ApiHealth {
             // Neither the lock nor the provisioner is held over an await: its next incarnation opens the store again.
             let asked = {
                 let current = self.current.lock();
-                let ask =
-                    |it: &Provisioner| (it.ability(), it.missing_formats(), it.check_lease(), it.check_api());
+                let ask = |it: &Provisioner| (it.stores(), it.check_lease(), it.check_api());
                 current.as_ref().map(ask)
             };
             // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
             // store.
-            let Some((store, missing, lease, api)) = asked else { return Vec::new() };
+            let Some((stores, lease, api)) = asked else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
-            let mut conditions: Vec<_> = store_condition(&store).into_iter().collect();
-            conditions.extend(missing.iter().map(|(format, why)| format_condition(*format, why)));
+            let mut conditions: Vec<_> = stores.iter().filter_map(store_condition).collect();
+            // The programs are those of the node: what one store lacks, all do.
+            let missing =
+                stores.iter().map(|store| &store.missing_formats).find(|missing| !missing.is_empty());
+            conditions
+                .extend(missing.into_iter().flatten().map(|(format, why)| format_condition(*format, why)));
             let Some(error) = api.await else {
                 conditions.extend(lease.as_deref().map(lease_condition));
                 return conditions;
@@ -75,8 +78,9 @@ impl HealthSource for ApiHealth {
 }
 
 /// The condition of a store that is not served, or in which no volume can be created.
-fn store_condition(ability: &Ability) -> Option<HealthCondition> {
-    let Ability::Unable { cause, why } = ability else { return None };
+fn store_condition(store: &StoreHealth) -> Option<HealthCondition> {
+    let Ability::Unable { cause, why } = &store.ability else { return None };
+    let name = store.name.as_ref().map(|name| format!("store {name}: ")).unwrap_or_default();
     let (what, hint) = match cause {
         InabilityCause::Unserved => {
             ("the volumes are not served", "mount the disk; the volumes are served again by themselves")
@@ -86,7 +90,7 @@ fn store_condition(ability: &Ability) -> Option<HealthCondition> {
             "repair the disk or its file system; the volumes that exist are served, and others again by themselves",
         ),
     };
-    let found = HealthCondition::problem(DN, format!("{what}: {why}"));
+    let found = HealthCondition::problem(DN, format!("{name}{what}: {why}"));
     Some(found.waiting_for("the disk of the volumes").hint(hint))
 }
 
@@ -147,8 +151,11 @@ fn client_certificate(kubeconfig: &Path) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs;
     use std::time::{Duration, SystemTime};
+
+    use nodekeel_provisioner::StoreStatus;
 
     use super::*;
 
@@ -205,18 +212,29 @@ mod tests {
 
     #[test]
     fn a_store_that_can_not_be_used_is_a_condition_that_names_why() {
+        let store = |name: Option<&str>, ability| StoreHealth {
+            name: name.map(|name| name.parse().expect("a name")),
+            status: StoreStatus::Unknown,
+            ability,
+            missing_formats: BTreeMap::new(),
+        };
+        let unable = |cause, why: &str| Ability::Unable { cause, why: why.to_owned() };
         let condition = |cause, why: &str| {
-            let found = store_condition(&Ability::Unable { cause, why: why.to_owned() });
-            let found = found.expect("a condition");
+            let found = store_condition(&store(None, unable(cause, why))).expect("a condition");
             (found.problem, found.hint)
         };
+        let fast = store_condition(&store(Some("fast"), unable(InabilityCause::Hung, "hung")));
+        let fast = fast.expect("a condition").problem;
+        assert!(fast.starts_with("store fast: no volumes can be created: hung"), "{fast}");
         let (problem, hint) = condition(InabilityCause::Unserved, "the volumes are no longer at /v");
         assert!(problem.contains("not served: the volumes are no longer at /v"), "{problem}");
         assert!(hint.contains("mount the disk"), "{hint}");
         let (problem, hint) = condition(InabilityCause::ReadOnly, "read-only");
         assert!(problem.contains("no volumes can be created: read-only"), "{problem}");
         assert!(hint.contains("repair the disk"), "{hint}");
-        assert!([Ability::Unknown, Ability::Able].iter().all(|ability| store_condition(ability).is_none()));
+        for ability in [Ability::Unknown, Ability::Able] {
+            assert_eq!(store_condition(&store(None, ability)), None);
+        }
     }
 
     #[test]

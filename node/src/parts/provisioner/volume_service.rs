@@ -11,8 +11,8 @@ use nodekeel_localstorage::Dir;
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreError, DirStoreOptions, FINALIZER, PrometheusMetrics, Provisioner,
-    ProvisionerConfig, ProvisionerIdentity, RunError,
+    Deps, DirStore, DirStoreError, DirStoreOptions, FINALIZER, NamedStore, PrometheusMetrics, Provisioner,
+    ProvisionerConfig, ProvisionerIdentity, RunError, StoreName,
 };
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
@@ -21,7 +21,8 @@ use super::health::CurrentProvisioner;
 use super::kubelet_dir::wait_for_kubelet;
 use super::no_quota::NoQuota;
 use super::{DN, LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
-use crate::data::DataError;
+use crate::data::{self, DataError};
+use crate::error_chain::error_chain;
 
 /// The reason why the volumes can't be opened, although the plan found no problem.
 #[derive(Debug, Error)]
@@ -50,6 +51,8 @@ pub(crate) struct VolumeService {
     reports: ServiceReports,
     /// Opens its directory again after its disk was lost.
     store: Arc<DirStore>,
+    /// The stores with a name; one that can't be opened is closed, and served once it can be.
+    stores: Vec<(StoreName, Arc<DirStore>)>,
 }
 
 /// The sinks of what the service reports.
@@ -68,13 +71,24 @@ impl VolumeService {
         reports: ServiceReports,
         base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
     ) -> Result<Self, VolumesError> {
-        let store = Arc::new(open_store(base, &plan, &reports.log_store)?);
-        Ok(Self { plan, reports, store })
+        let store = Arc::new(StoreOpener::new(base, &plan, &reports.log_store).open()?);
+        let mut stores = Vec::new();
+        for (name, directory) in plan.stores.clone() {
+            let plan = ProvisionerPlan { directory: directory.clone(), ..plan.clone() };
+            let base = move || data::open_trusted_directory(&directory);
+            let opener = StoreOpener::new(base, &plan, &reports.log_store);
+            stores.push((name, Arc::new(opener.open_or_close()?)));
+        }
+        Ok(Self { plan, reports, store, stores })
     }
 
     fn csi_plugin(&self) -> Result<Option<NodePlugin>, Failure> {
         let Some(kubelet) = &self.plan.kubelet else { return Ok(None) };
-        Ok(Some(NodePlugin::new(self.plugin_deps(kubelet), kubelet)?))
+        let mut plugin = NodePlugin::new(self.plugin_deps(kubelet), kubelet)?;
+        for (name, store) in &self.stores {
+            plugin = plugin.with_store(name.clone(), Arc::clone(store) as _, Arc::clone(store) as _);
+        }
+        Ok(Some(plugin))
     }
 
     fn plugin_deps(&self, kubelet: &Path) -> PluginDeps {
@@ -88,28 +102,62 @@ impl VolumeService {
     }
 }
 
-fn open_store(
-    open_base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
-    plan: &ProvisionerPlan,
-    log_store: &LogStore,
-) -> Result<DirStore, VolumesError> {
-    let path = || plan.directory.clone();
-    let mut options = DirStoreOptions::default();
-    options.capacity = plan.capacity;
-    options.program_directories = plan.images.program_directories().to_owned();
-    let (plan, log_store) = (plan.clone(), log_store.clone());
-    let open = move || {
-        let base = open_base().map_err(VolumesError::Directory)?;
-        Ok::<_, VolumesError>((base, open_quota(&plan, &log_store)?))
-    };
-    // Opened once at the start, so that a missing disk or quota is an error of the start.
-    let (base, quota) = open()?;
-    options.opener = Some(Arc::new(move || Ok(open()?)));
-    DirStore::with_options(base, quota, options).map_err(|source| match source {
-        DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
-        DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
-        source => VolumesError::Store { path: path(), source },
-    })
+/// Opens the directory of a store.
+struct StoreOpener {
+    open: Arc<dyn Fn() -> Result<OpenDirectory, VolumesError> + Send + Sync>,
+    options: DirStoreOptions,
+    plan: ProvisionerPlan,
+    log_store: LogStore,
+}
+
+type OpenDirectory = (Dir, Arc<dyn QuotaSetter>);
+
+impl StoreOpener {
+    fn new(
+        open_base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
+        plan: &ProvisionerPlan,
+        log_store: &LogStore,
+    ) -> Self {
+        let mut options = DirStoreOptions::default();
+        options.capacity = plan.capacity;
+        options.program_directories = plan.images.program_directories().to_owned();
+        let (planned, logs) = (plan.clone(), log_store.clone());
+        let open = Arc::new(move || {
+            let base = open_base().map_err(VolumesError::Directory)?;
+            Ok((base, open_quota(&planned, &logs)?))
+        });
+        let reopen: Arc<dyn Fn() -> _ + Send + Sync> = open.clone();
+        options.opener = Some(Arc::new(move || Ok(reopen()?)));
+        Self { open, options, plan: plan.clone(), log_store: log_store.clone() }
+    }
+
+    fn open(&self) -> Result<DirStore, VolumesError> {
+        let path = || self.plan.directory.clone();
+        // Opened once at the start, so that a missing disk or quota is an error of the start.
+        let (base, quota) = (self.open)()?;
+        DirStore::with_options(base, quota, self.options.clone()).map_err(|source| match source {
+            DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
+            DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
+            source => VolumesError::Store { path: path(), source },
+        })
+    }
+
+    /// The same, but an absent disk is one of several, and no reason not to serve the others.
+    fn open_or_close(&self) -> Result<DirStore, VolumesError> {
+        match self.open() {
+            Err(error @ (VolumesError::Directory(_) | VolumesError::Quota(_))) => {
+                let dn: Dn = DN.parse().expect("a valid DN");
+                let text = format!(
+                    "the volumes in {} are not served: {}",
+                    self.plan.directory.display(),
+                    error_chain(&error)
+                );
+                self.log_store.append_message(&dn, LogMessage::new(Level::Error, text));
+                Ok(DirStore::closed(&self.plan.directory, self.options.clone()))
+            }
+            opened => opened,
+        }
+    }
 }
 
 fn open_quota(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Arc<dyn QuotaSetter>, VolumesError> {
@@ -164,6 +212,16 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         registered: plugin.as_ref().map(NodePlugin::registration_state),
         hook: None,
     };
+    let named = volumes.stores.iter().map(|(name, store)| {
+        let added = NamedStore {
+            store: Arc::clone(store) as _,
+            snapshots: Some(Arc::clone(store) as _),
+            metrics: Arc::new(volumes.reports.metrics.of_store(name)),
+            guard: plugin.as_ref().map(|plugin| plugin.guard_of(Arc::clone(store) as _)),
+        };
+        (name.clone(), added)
+    });
+    let named: Vec<_> = named.collect();
     // The plugin is a child, so that it ends with this incarnation and its lock of the driver.
     if let Some(plugin) = plugin {
         ctx.run_child("csi", plugin)?;
@@ -171,6 +229,8 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     let mut config = ProvisionerConfig::new(identity);
     (config.audit_interval, config.audit_rate) = (plan.audit.interval, plan.audit.rate);
     let provisioner = Provisioner::new(config, deps);
+    let provisioner =
+        named.into_iter().fold(provisioner, |provisioner, (name, added)| provisioner.with_store(name, added));
     // Published before the controller is ready: the health can tell why it does not become ready.
     let _published = volumes.reports.current.publish(provisioner.clone());
     ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom};
 use std::os::unix::fs::FileTypeExt as _;
@@ -15,7 +16,7 @@ use crate::parts::provisioner::image_support::ImageSupport;
 use crate::search_path::SearchPath;
 
 /// A provisioner of a directory without a quota, whose kubelet is below the same one.
-fn open_service(scratch: &Path) -> VolumeService {
+fn open_service(scratch: &Path, stores: BTreeMap<StoreName, PathBuf>) -> VolumeService {
     let [directory, kubelet] = ["volumes", "kubelet"].map(|name| scratch.join(name));
     for directory in [&directory, &kubelet] {
         fs::create_dir(directory).expect("a directory");
@@ -26,6 +27,7 @@ fn open_service(scratch: &Path) -> VolumeService {
         node: NodeName::try_new("node-a").expect("a name"),
         driver: DriverName::try_new("volumes.nodekeel").expect("a name"),
         directory: directory.clone(),
+        stores,
         is_on_volume: false,
         limits: LimitEnforcement::None,
         kubelet: Some(kubelet),
@@ -43,7 +45,7 @@ fn open_service(scratch: &Path) -> VolumeService {
 
 /// Publishes a block volume as the kubelet asks the plugin to, by noded's mounter and store.
 fn publish_block_volume(scratch: &Path) {
-    let service = open_service(scratch);
+    let service = open_service(scratch, BTreeMap::new());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
     runtime.block_on(async {
@@ -60,6 +62,16 @@ fn publish_block_volume(scratch: &Path) {
     assert_eq!(size.expect("a size"), 1 << 20);
     deps.mounter.unmount(&target).expect("unmounted");
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_store_whose_directory_is_absent_keeps_no_other_from_being_opened() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let fast = StoreName::try_new("fast").expect("a name");
+    let service = open_service(scratch.path(), [(fast, scratch.path().join("absent"))].into());
+    assert!(service.store.list().await.is_ok());
+    let [(_, store)] = &service.stores[..] else { panic!("{:?}", service.stores) };
+    assert!(store.list().await.is_err() && store.watch_changes().is_some(), "it is looked for");
 }
 
 #[test]
