@@ -29,15 +29,17 @@ fn publish_node(api: &FakeApi) {
         "spec": { "holderIdentity": "node-a", "leaseDurationSeconds": 10, "renewTime": "2001-01-01T00:00:00.000000Z" },
     });
     api.create_object(ObjectKind::Lease, lease);
-    for (name, node) in [(CAPACITY, "node-a"), ("csisc-of-node-b", "node-b")] {
-        let labels =
-            json!({ "csi.storage.k8s.io/drivername": DRIVER, "csi.storage.k8s.io/managed-by": node });
-        let capacity = json!({
-            "metadata": { "name": name, "namespace": NAMESPACE, "labels": labels },
-            "storageClassName": "sample", "capacity": "1Gi",
-        });
-        api.create_object(ObjectKind::StorageCapacity, capacity);
-    }
+    publish_capacity(api, CAPACITY, "node-a");
+    publish_capacity(api, "csisc-of-node-b", "node-b");
+}
+
+fn publish_capacity(api: &FakeApi, name: &str, node: &str) {
+    let labels = json!({ "csi.storage.k8s.io/drivername": DRIVER, "csi.storage.k8s.io/managed-by": node });
+    let capacity = json!({
+        "metadata": { "name": name, "namespace": NAMESPACE, "labels": labels },
+        "storageClassName": "sample", "capacity": "1Gi",
+    });
+    api.create_object(ObjectKind::StorageCapacity, capacity);
 }
 
 /// Renews the Lease for so long, by a clock that is a quarter of a century late.
@@ -86,6 +88,30 @@ async fn a_node_that_no_longer_renews_its_lease_loses_its_capacity_and_then_its_
     api.delete_object(ObjectKind::Lease, &lease_name());
     advance_time(600).await;
     assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_daemon_crashes_again_and_again_holds_no_claim_between_its_starts() {
+    let api = cluster_api();
+    publish_node(&api);
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    // The pauses of the kubelet, after the first ones, which are shorter than the Lease.
+    for (number, pause) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 300)] {
+        // Each start renews the Lease and publishes the capacity, and the scheduler believes it.
+        renew_for(&api, 3, number).await;
+        if !has_capacity(&api) {
+            publish_capacity(&api, CAPACITY, "node-a");
+        }
+        let claim = format!("claim-{number}");
+        api.create_claim(number, json!({}));
+        advance_time(15).await;
+        assert_eq!(selected_node(&api, &claim), None, "pause {pause}");
+        assert!(!has_capacity(&api), "pause {pause}");
+        wait_for_event(&api, &claim, "ProvisioningFailed").await;
+        advance_time(pause - 15).await;
+    }
     agent.stop().await;
 }
 
