@@ -8,7 +8,7 @@
 //! tracing events ── LogStoreLayer ───────┐                     ┌── LogReader: backlog, then live
 //! child's output ── LineWriter ──────────┤  one ring of bytes  ├── LogReader: node.etcd, warnings
 //!     (parsed: klog, JSON, …)            ├─ for each name, one ┤
-//! others' files ──── source::FileSource ──┤  order over all     └── render: full, compact, json
+//! files of others ─ source::FileSource ──┤  order over all     └── render: full, compact, json
 //! the kernel ────── source::KmsgSource ──┘
 //! ```
 //!

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read, Seek as _};
+use std::ops::Add as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -164,11 +165,17 @@ impl ArchiveIndex {
         Judgement { wanted, layers }: &Judgement,
         room: DiskUsage,
     ) -> Result<DiskUsage, BundleError> {
+        let is_wanted = |name: &String| wanted.as_ref().is_none_or(|wanted| wanted.contains(name));
+        let files = || self.outline.names.files.iter().filter(|(name, _)| is_wanted(name));
+        let all = files()
+            .map(|(_, place)| DiskUsage::of_file(place.size))
+            .fold(DiskUsage::default(), DiskUsage::add);
+        // The store is asked for each blob only where that matters.
+        if !job.unpack && all.fits_into(room) {
+            return Ok(all);
+        }
         let mut needed = DiskUsage::default();
-        for (name, place) in &self.outline.names.files {
-            if wanted.as_ref().is_some_and(|wanted| !wanted.contains(name)) {
-                continue;
-            }
+        for (name, place) in files() {
             let digest = digest_from_name(name);
             let ImageScope { store, namespace, .. } = job.scope;
             if let Some(digest) = &digest
