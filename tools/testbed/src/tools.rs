@@ -105,6 +105,14 @@ tools! {
         UMOUNT = "umount" of "mount";
         /// Creates network namespaces, and links between them.
         IP = "ip" of "iproute2";
+        /// Limits what a link sends.
+        TC = "tc" of "iproute2";
+        /// Runs a program in another process's namespaces, or in named ones.
+        NSENTER = "nsenter" of "util-linux";
+        /// Suspends a file system's writes.
+        FSFREEZE = "fsfreeze" of "util-linux";
+        /// Makes a disk of a file.
+        LOSETUP = "losetup" of "mount";
         /// Starts and stops systemd's units.
         SYSTEMCTL = "systemctl" of "systemd";
         /// The linker of Rust's programs, and the compiler of the C in some crates.

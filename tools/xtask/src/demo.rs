@@ -2,7 +2,7 @@
 //! real containerd, loses etcd, is killed, and recovers all of it; then it makes a volume of a claim at a real API server.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ const VALUE: &str = "written before the kill";
 /// Sets up, builds, and runs a node; a wrong state is an error.
 pub(crate) fn run() -> Result<()> {
     setup::install()?;
-    let programs = build()?;
+    let programs = workspace::build_node_programs()?;
     let clock = DemoClock(Instant::now());
     let before = HostLeftovers::find()?;
     let scratch = ScratchDir::new()?;
@@ -95,15 +95,6 @@ impl DemoClock {
     fn print_step(&self, what: &str) {
         println!("\n[{:5.1} s] {what}", self.0.elapsed().as_secs_f64());
     }
-}
-
-/// Builds noded and nodectl; gives their directory.
-fn build() -> Result<PathBuf> {
-    println!("build noded and nodectl (a few minutes the first time)");
-    let mut cargo = workspace::cargo(&["build", "--package", "noded", "--package", "nodectl"]);
-    let status = cargo.status().context("execute cargo")?;
-    ensure!(status.success(), "the build failed ({status})");
-    Ok(workspace::read_metadata()?.target_directory.join("debug"))
 }
 
 /// A node that bootstraps a cluster, with an image to preseed.

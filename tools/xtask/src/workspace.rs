@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -91,6 +91,18 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
         }
     }
     command
+}
+
+/// Builds noded and nodectl; gives their directory.
+///
+/// # Errors
+/// The build fails, with its output on standard error.
+pub(crate) fn build_node_programs() -> Result<PathBuf> {
+    println!("build noded and nodectl (a few minutes the first time)");
+    let mut cargo = cargo(&["build", "--package", "noded", "--package", "nodectl"]);
+    let status = cargo.status().context("execute cargo")?;
+    ensure!(status.success(), "the build failed ({status})");
+    Ok(read_metadata()?.target_directory.join("debug"))
 }
 
 /// The workspace's root.

@@ -10,7 +10,6 @@ use testbed::{command_output, tools};
 use super::DemoClock;
 use crate::run;
 
-const LOSETUP: tools::Tool = tools::Tool { name: "losetup", package: "mount" };
 /// As noded calls the mapping of an encrypted volume.
 const MAPPING: &str = "nodekeel-data";
 const DISK_BYTES: u64 = 1 << 30;
@@ -72,7 +71,7 @@ impl LoopDevice {
         let _ = Command::new("modprobe").arg("loop").output();
         let file = File::create(image).with_context(|| format!("create {}", image.display()))?;
         file.set_len(bytes).with_context(|| format!("size {}", image.display()))?;
-        let losetup = tools::find_tool(LOSETUP)?;
+        let losetup = tools::find_tool(tools::LOSETUP)?;
         let free = command_output(Command::new(&losetup).arg("-f"))?;
         let device = PathBuf::from(free.trim());
         command_output(Command::new(&losetup).arg(&device).arg(image))?;
@@ -91,7 +90,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let detached = tools::find_tool(LOSETUP)
+        let detached = tools::find_tool(tools::LOSETUP)
             .map_err(anyhow::Error::new)
             .and_then(|losetup| command_output(Command::new(losetup).arg("-d").arg(&self.0)));
         if let Err(error) = detached {
