@@ -7,6 +7,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 mod bench;
 mod check;
+mod cluster;
 mod demo;
 mod dist;
 mod docs;
@@ -55,6 +56,8 @@ enum Task {
         /// Only tests with this text in PACKAGE BINARY TEST
         filter: Option<String>,
     },
+    /// Run a cluster of nodes, and let things happen to it
+    Cluster(cluster::Arguments),
     /// Run a Kubernetes control plane in the background
     Kube {
         #[command(subcommand)]
@@ -100,6 +103,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Test(arguments)) => test::run(&arguments),
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
+        Some(Task::Cluster(arguments)) => cluster::run(arguments).map(|()| ExitCode::SUCCESS),
         Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
         Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
         Some(Task::Check) => check::run(),
