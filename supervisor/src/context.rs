@@ -18,7 +18,7 @@ use crate::driver::TreeDriver;
 use crate::failure::{CanceledError, Failure};
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::{NameError, resolve_dn};
-use crate::output::{OutputStream, SinkWriter};
+use crate::output::{OutputSink, OutputStream, SinkWriter};
 use crate::policy::GroupPolicy;
 use crate::process::ProcessHost;
 use crate::process_exit::{AdoptedProcess, ForcedKill, ProcessExit};
@@ -230,7 +230,12 @@ impl Context {
     }
 
     pub(crate) fn open_sink(&self, stream: OutputStream) -> SinkWriter {
-        SinkWriter::open(&**self.0.driver.output, &self.0.dn, stream, self.0.generation)
+        self.open_writer(&**self.0.driver.output, stream)
+    }
+
+    /// A writer of this sink for one of this run's outputs.
+    pub(crate) fn open_writer(&self, sink: &dyn OutputSink, stream: OutputStream) -> SinkWriter {
+        SinkWriter::open(sink, &self.0.dn, stream, self.0.generation)
     }
 
     /// Spawns a helper task. The run does not end before its helpers, and a helper's panic fails the

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::descendants::has_exited;
 use super::probe::{CommandRunner, ProbeFailure};
+use super::procfs;
 use super::settings::Process;
 use crate::failure::Failure;
 use crate::process_exit::Signal;
@@ -114,6 +115,12 @@ impl ProcessHandle {
     /// The pid of the running process.
     pub fn pid(&self) -> Option<u32> {
         self.attached().ok().map(|attached| attached.target.pid.unsigned_abs())
+    }
+
+    /// Returns whether a thread of the running process waits in the kernel for something that no signal interrupts, as
+    /// for a disk that does not answer: state D of proc_pid_stat(5). A short wait is normal.
+    pub fn waits_in_kernel(&self) -> bool {
+        self.pid().is_some_and(procfs::waits_in_kernel)
     }
 
     /// When the running process started, by the wall clock as it is set now: before this program did, if it was adopted.

@@ -24,7 +24,8 @@ const READS_IN_A_ROW: usize = 16;
 const MAX_FINAL_BYTES: usize = 1024 * 1024;
 /// The destination of the output of a process.
 pub(super) enum OutputTarget {
-    Sinks([SinkWriter; 2]),
+    /// The writers of each stream, each of which gets all of it.
+    Sinks([Vec<SinkWriter>; 2]),
     /// Only its last lines are kept.
     Nowhere,
 }
@@ -43,14 +44,14 @@ pub(super) struct OutputReaders {
 impl OutputReaders {
     pub(super) fn start(readers: [OwnedFd; 2], target: OutputTarget) -> io::Result<Self> {
         let sinks = match target {
-            OutputTarget::Sinks(sinks) => sinks.map(Some),
-            OutputTarget::Nowhere => [None, None],
+            OutputTarget::Sinks(sinks) => sinks,
+            OutputTarget::Nowhere => [Vec::new(), Vec::new()],
         };
         let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
         let mut tasks = Vec::with_capacity(readers.len());
-        for (index, (fd, sink)) in readers.into_iter().zip(sinks).enumerate() {
+        for (index, (fd, sinks)) in readers.into_iter().zip(sinks).enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
-            let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };
+            let pump = StreamReader { source, sinks, index, tail: Arc::clone(&tail) };
             tasks.push(AbortOnDropHandle::new(tokio::spawn(pump.run(ended.clone()))));
         }
         Ok(Self { tasks, tail, ended })
@@ -74,7 +75,7 @@ impl OutputReaders {
 
 struct StreamReader {
     source: pipe::Receiver,
-    sink: Option<SinkWriter>,
+    sinks: Vec<SinkWriter>,
     index: usize,
     tail: Arc<Mutex<OutputTail>>,
 }
@@ -98,7 +99,7 @@ impl StreamReader {
                 }
             }
         }
-        self.sink.as_ref().and_then(SinkWriter::panic).map(str::to_owned)
+        self.sinks.iter().find_map(SinkWriter::panic).map(str::to_owned)
     }
 
     /// Returns whether the stream has ended. The buffer exists only while there is output: an idle process
@@ -111,7 +112,7 @@ impl StreamReader {
                 Ok(0) => return true,
                 Ok(_) => {
                     // Bytes that the sink rejects are lost; the process continues.
-                    _ = self.sink.as_mut().map(|sink| sink.write_all(&buffer));
+                    self.sinks.iter_mut().for_each(|sink| _ = sink.write_all(&buffer));
                     self.tail
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)

@@ -56,8 +56,10 @@ enum StopReason {
     Failed(ProcessError),
 }
 
-fn open_sinks(ctx: &Context) -> OutputTarget {
-    OutputTarget::Sinks([OutputStream::Stdout, OutputStream::Stderr].map(|stream| ctx.open_sink(stream)))
+fn open_sinks(ctx: &Context, process: &Process) -> OutputTarget {
+    let copy = |stream| process.output_copy.as_ref().map(|copy| ctx.open_writer(&**copy, stream));
+    let open = |stream| [ctx.open_sink(stream)].into_iter().chain(copy(stream)).collect();
+    OutputTarget::Sinks([OutputStream::Stdout, OutputStream::Stderr].map(open))
 }
 
 impl StopReason {
@@ -83,7 +85,8 @@ impl Process {
                     turn = host.spawner.wait_turn() => turn,
                 };
                 let keep_for = self.keep.then(|| ctx.dn());
-                RunningProcess::start(Arc::clone(&host), &self, turn, open_sinks(ctx), keep_for).await?
+                RunningProcess::start(Arc::clone(&host), &self, turn, open_sinks(ctx, &self), keep_for)
+                    .await?
             }
         };
         let _attached =
@@ -135,7 +138,7 @@ impl Process {
         let Some(record) = records.claim(ctx.dn()) else { return Ok(None) };
         // Its record stays until it has ended: this program may be killed before.
         let kept = Arc::new(KeptProcess::adopt(records, record.clone()));
-        match RunningProcess::adopt(Arc::clone(host), self, Arc::clone(&kept), open_sinks(ctx)) {
+        match RunningProcess::adopt(Arc::clone(host), self, Arc::clone(&kept), open_sinks(ctx, self)) {
             Ok(Some(running)) if kept.has_definition(self) => {
                 ctx.report_adoption(AdoptedProcess { pid: running.pid(), since: running.since() });
                 return Ok(Some(running));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::handle::{ProcessHandle, ReloadAction};
@@ -12,6 +13,7 @@ use super::liveness::Liveness;
 use super::privileges::Privileges;
 use super::readiness::Readiness;
 use super::stdin::StdinSource;
+use crate::output::OutputSink;
 use crate::process_exit::Signal;
 
 /// Clocks can still add it to the current time.
@@ -40,6 +42,7 @@ pub struct Process {
     pub(super) liveness: Option<Liveness>,
     pub(super) reload: Option<ReloadAction>,
     pub(super) handle: Option<ProcessHandle>,
+    pub(super) output_copy: Option<Arc<dyn OutputSink>>,
     pub(super) grace_period: Duration,
     pub(super) max_grace_period: Duration,
     pub(super) stop_signal: Signal,
@@ -66,6 +69,7 @@ impl Process {
             liveness: None,
             reload: None,
             handle: None,
+            output_copy: None,
             grace_period: Duration::from_secs(10),
             max_grace_period: Duration::ZERO,
             stop_signal: Signal::TERM,
@@ -185,6 +189,14 @@ impl Process {
     #[must_use]
     pub fn handle(mut self, handle: &ProcessHandle) -> Self {
         self.handle = Some(handle.clone());
+        self
+    }
+
+    /// Also gives its output to this sink, in addition to that of the supervisor, for a caller that reads the output of
+    /// its own process. Default: only the one of the supervisor.
+    #[must_use]
+    pub fn copy_output(mut self, sink: impl OutputSink) -> Self {
+        self.output_copy = Some(Arc::new(sink));
         self
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nodekeel_supervisor::process::{KillMode, Readiness, StdinSource};
 use nodekeel_supervisor::{ExitReason, RunnableState};
 
-use super::{ProcessFixture, mark_of, marked_processes, perl, sh};
+use super::{OutputBuffer, ProcessFixture, mark_of, marked_processes, perl, sh};
 
 #[tokio::test]
 async fn all_output_arrives_however_much_and_however_late() {
@@ -27,6 +27,18 @@ async fn output_is_complete_before_the_exit_is_reported() {
         assert!(text.contains("out\n") && text.contains("err\n"), "{text:?}");
         fixture.shutdown().await;
     }
+}
+
+#[tokio::test]
+async fn a_copy_of_the_output_is_complete_when_the_exit_is_reported() {
+    let copy = OutputBuffer::default();
+    let fixture =
+        ProcessFixture::run_once(sh("echo out; echo err >&2; exit 1").copy_output(copy.clone().sink()));
+    fixture.wait_failure().await;
+    for text in [copy.text(), fixture.output.text()] {
+        assert!(text.contains("out\n") && text.contains("err\n"), "{text:?}");
+    }
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
