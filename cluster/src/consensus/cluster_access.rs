@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::kv::{KvStore, NamespacedKv};
-use super::{ClusterMembers, InvalidName, Member};
+use super::{ClusterMembers, ClusterReport, InvalidName, Member, StoreMaintenance};
 
 /// A member that takes part. It is cheap to clone; once its run has ended, all its calls fail.
 #[derive(Clone, Debug)]
@@ -11,6 +13,8 @@ pub struct ClusterAccess {
     this_member: Member,
     root_kv: Arc<dyn KvStore>,
     cluster_members: Arc<dyn ClusterMembers>,
+    report: Option<watch::Receiver<ClusterReport>>,
+    maintenance: Option<Arc<dyn StoreMaintenance>>,
 }
 
 impl ClusterAccess {
@@ -20,7 +24,29 @@ impl ClusterAccess {
         root_kv: Arc<dyn KvStore>,
         cluster_members: Arc<dyn ClusterMembers>,
     ) -> ClusterAccess {
-        ClusterAccess { this_member, root_kv, cluster_members }
+        ClusterAccess { this_member, root_kv, cluster_members, report: None, maintenance: None }
+    }
+
+    /// The same, with the newest report of the members.
+    #[must_use]
+    pub fn with_report(self, report: watch::Receiver<ClusterReport>) -> ClusterAccess {
+        ClusterAccess { report: Some(report), ..self }
+    }
+
+    /// The same, with the maintenance of its store.
+    #[must_use]
+    pub fn with_maintenance(self, maintenance: Arc<dyn StoreMaintenance>) -> ClusterAccess {
+        ClusterAccess { maintenance: Some(maintenance), ..self }
+    }
+
+    /// The maintenance of the store; `None` if the implementation needs none.
+    pub fn store_maintenance(&self) -> Option<Arc<dyn StoreMaintenance>> {
+        self.maintenance.clone()
+    }
+
+    /// What the members report of themselves, as of the last check; empty if the implementation does not check.
+    pub fn cluster_report(&self) -> ClusterReport {
+        self.report.as_ref().map(|report| report.borrow().clone()).unwrap_or_default()
     }
 
     /// This node's member, as it was listed when it started to take part.

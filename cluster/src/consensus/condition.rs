@@ -1,6 +1,8 @@
 //! The conditions that keep a member from taking part.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The condition that keeps a member from taking part at present: a clause with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +16,26 @@ pub enum MemberCondition {
     Learner,
     /// The member has not answered its own node.
     Silent,
+    /// Its process has exited, and is started again.
+    Restarting {
+        /// The exit, with its cause as far as it is known.
+        exit: Arc<str>,
+    },
+    /// Nothing that it proposes is committed, although a majority answers.
+    NoProgress,
+    /// Its process waits in the kernel for the disk with its data.
+    DiskStalled {
+        /// The directory of its data.
+        data: PathBuf,
+    },
+    /// It can't reach the others for a reason that it has logged.
+    Unconnected {
+        /// The reason, with the remedy.
+        reason: String,
+    },
+    /// Its data differs from that of other voters, and no majority has the same: one of them is wrong, and nobody knows
+    /// which.
+    Undecided,
     /// Alarms of the store, at least one: members that reject writes, or whose data is corrupt.
     Alarms(Vec<StoreAlarm>),
 }
@@ -70,6 +92,22 @@ impl fmt::Display for MemberCondition {
                 f.write_str("waits for its vote: it is promoted once it is in sync with the leader")
             }
             Self::Silent => f.write_str("its etcd does not answer: see its log, or restart it"),
+            Self::Restarting { exit } => write!(f, "its etcd is down and is restarted: {exit}"),
+            Self::NoProgress => {
+                f.write_str("its etcd answers and commits nothing: see its log, and the load of this host")
+            }
+            Self::DiskStalled { data } => {
+                let data = data.display();
+                write!(
+                    f,
+                    "the disk of etcd stalls: writes to {data} do not return; check this disk (`dmesg`)"
+                )
+            }
+            Self::Unconnected { reason } => write!(f, "its etcd reaches no other member: {reason}"),
+            Self::Undecided => f.write_str(
+                "its data differs from that of the other voters, and no majority has the same: compare a value that you \
+                 know on each (`etcdctl get --consistency=s`), and remove the wrong member, reset its node, and join it again",
+            ),
             Self::Alarms(alarms) => {
                 let texts: Vec<String> = alarms.iter().map(StoreAlarm::to_string).collect();
                 f.write_str(&texts.join("; "))
@@ -96,15 +134,18 @@ impl fmt::Display for StoreAlarm {
         match kind.as_str() {
             "NOSPACE" => write!(
                 f,
-                "the store of {member} is full (alarm NOSPACE), and no member accepts writes: compact and \
-                 defragment it, then `etcdctl alarm disarm`"
+                "the store of {member} is full (alarm NOSPACE), and no member accepts writes: delete keys, \
+                 then type `nodectl cluster defragment` and `nodectl cluster disarm`"
             ),
             "CORRUPT" => write!(
                 f,
-                "the data of {member} is corrupt (alarm CORRUPT): remove this member, and join its node again \
-                 with an empty disk"
+                "the data of {member} is corrupt (alarm CORRUPT): remove this member, reset its node, join it again, \
+                 and then type `nodectl cluster disarm`"
             ),
-            other => write!(f, "{member} has raised the alarm {other}: see `etcdctl alarm list`"),
+            other => write!(
+                f,
+                "{member} has raised the alarm {other}: disarm it once its cause is gone: `nodectl cluster disarm`"
+            ),
         }
     }
 }
@@ -133,9 +174,12 @@ mod tests {
         );
         let alarms = ["NOSPACE", "CORRUPT", "NEWER"].map(|kind| StoreAlarm::new("10.0.0.8", kind));
         let text = shown(MemberCondition::Alarms(alarms.into()));
-        for part in
-            ["the store of 10.0.0.8 is full", "alarm disarm", "data of 10.0.0.8 is corrupt", "alarm NEWER"]
-        {
+        for part in [
+            "the store of 10.0.0.8 is full",
+            "nodectl cluster disarm",
+            "data of 10.0.0.8 is corrupt",
+            "alarm NEWER",
+        ] {
             assert!(text.contains(part), "{text}");
         }
     }

@@ -130,6 +130,18 @@ pub enum ConsensusError {
         /// The minor release that has written the data.
         data: String,
     },
+    /// The data differs from that of a majority of the voters, by a record of an earlier run: it is not started, and serves
+    /// nothing. Nothing was changed.
+    #[error(
+        "this member's data in {} differs from that of a majority of the voters, and is not served: remove this member \
+         from the cluster, reset this node, and join it by another ticket; its record is {}", .data.display(), .record.display()
+    )]
+    DataDiffers {
+        /// The data directory.
+        data: PathBuf,
+        /// The record. Without it, the member starts, and is compared again.
+        record: PathBuf,
+    },
     /// The cluster that the member was to join does not list it: add it, or start the node at the address
     /// that was added.
     #[error(

@@ -17,10 +17,12 @@ mod error;
 pub mod etcd;
 mod join;
 pub mod kv;
+mod maintenance;
 mod member;
 #[cfg(feature = "memory")]
 pub mod memory;
 mod names;
+mod report;
 mod start;
 mod status;
 #[cfg(any(feature = "etcd", feature = "memory"))]
@@ -32,8 +34,10 @@ pub use cluster_access::ClusterAccess;
 pub use condition::{MemberCondition, StoreAlarm, VoterReach};
 pub use error::{ConsensusError, MembershipError};
 pub use join::JoinRefusal;
+pub use maintenance::{StoreMaintenance, check_defragment, check_disarm};
 pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
+pub use report::{ClusterReport, MemberFacts, MemberReport};
 pub use start::{StartMode, StartOptions};
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
 #[cfg(any(feature = "etcd", feature = "memory"))]
@@ -56,8 +60,8 @@ pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 ///   [`PreparedMember::service`]. At most one service runs at a time for one location on the disk.
 /// - The service is [`MemberStatus::Running`] once the member takes part (a learner: once it is promoted) and
 ///   serves linearizable reads. It signals ready to the tree then.
-/// - A member that loses its majority, its leader or its room is [`MemberStatus::Impaired`] within five seconds,
-///   and not ready in the tree, with the reason; and `Running` and ready again once it takes part again.
+/// - A member that loses its majority, its leader, its room, its disk or its process is [`MemberStatus::Impaired`] within
+///   five seconds, and not ready in the tree, with the reason; and `Running` and ready again once it takes part again.
 /// - A restarted service resumes from the files on the disk, not from its original mode:
 ///   [`StartMode::NewCluster`] and [`StartMode::ExistingCluster`] take effect once, and can be killed at any
 ///   step.

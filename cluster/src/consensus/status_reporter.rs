@@ -32,8 +32,18 @@ impl<'a> StatusReporter<'a> {
         self.stop_token.clone()
     }
 
+    #[cfg(feature = "memory")]
     pub(crate) fn report_running(&self, running: ClusterAccess) {
         self.sender.send_replace(MemberStatus::Running(running));
+    }
+
+    /// Reports a member that serves, and what keeps it from taking part, if anything is known to.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn report_serving(&self, access: ClusterAccess, condition: Option<&MemberCondition>) {
+        self.sender.send_replace(match condition {
+            None => MemberStatus::Running(access),
+            Some(condition) => MemberStatus::Impaired { access, reason: condition.to_string().into() },
+        });
     }
 
     /// Reports that the cluster does not admit the member, which exits now.

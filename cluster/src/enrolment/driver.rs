@@ -181,6 +181,11 @@ impl EnrolmentDriver {
             EnrolmentState::Waiting(cause) => condition.or_else(|| Some(cause.to_string().into())),
             // The failure is published with the state; a condition of a run that has ended is out of date.
             EnrolmentState::Failed(_) => None,
+            // No reader may see the node in its cluster without what is wrong there.
+            EnrolmentState::Running(_) => match &member {
+                Some(member) => running_condition(&member.current_status(), condition),
+                None => condition,
+            },
             _ => condition,
         };
         self.shared.publish(PublishedState {
@@ -208,6 +213,8 @@ impl EnrolmentDriver {
             let condition = running_condition(&status, present);
             let can_take_part = condition.is_none();
             self.set_condition(condition.map(|reason| reason.to_string()));
+            // Also if it is as before: the status may have been another when the state was published.
+            self.publish();
             if can_take_part && !is_ready {
                 self.ctx.signal_ready()?;
             }

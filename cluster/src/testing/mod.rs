@@ -26,6 +26,15 @@ pub fn fuzz_peer_answers(bytes: &[u8]) {
     crate::consensus::etcd::check_arbitrary_answer(bytes);
 }
 
+/// Arbitrary bytes as the output of etcd: never panics, and a fault that it names is one line.
+///
+/// # Panics
+/// If that does not hold.
+#[cfg(feature = "etcd")]
+pub fn fuzz_etcd_output(bytes: &[u8]) {
+    crate::consensus::etcd::check_arbitrary_output(bytes);
+}
+
 /// Arbitrary bytes as an enrolment configuration, as a node's record in the cluster, and as an enrolment
 /// journal: never panics, and valid content survives a round trip.
 ///

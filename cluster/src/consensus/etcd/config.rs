@@ -22,6 +22,12 @@ pub struct EtcdConfig {
     pub ready_within: Duration,
     /// Grace period of a stop. Default: ten seconds.
     pub grace: Duration,
+    /// The time without a commit after which the member proposes one itself, to see that it can. The loss of progress is
+    /// known within this time and two seconds. Default: 2.5 s.
+    ///
+    /// The proposal deletes a key that does not exist: it is an entry of some hundred bytes in the log of each member,
+    /// with its fsync, and changes neither a key nor the revision.
+    pub progress_period: Duration,
 }
 
 impl EtcdConfig {
@@ -34,6 +40,7 @@ impl EtcdConfig {
             extra_args: Vec::new(),
             ready_within: Duration::from_secs(60),
             grace: Duration::from_secs(10),
+            progress_period: Duration::from_millis(2500),
         }
     }
 }

@@ -123,7 +123,8 @@ pub(super) fn kv_error(operation: &'static str, error: api::Error) -> KvError {
         KvError::Compacted
     } else if text.contains("duplicate key given") {
         KvError::DuplicateKey
-    } else if is_rejection(&error) {
+    } else if is_rejection(&error) && !text.contains("not supported for learner") {
+        // Not of a learner, which answers once it has its vote: 3.7 calls that a failed precondition.
         KvError::Rejected { operation, source: error.into() }
     } else {
         KvError::Unavailable { operation, source: error.into() }
@@ -180,6 +181,14 @@ fn is_rejection(error: &api::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_learner_may_answer_later_in_each_release() {
+        for code in [Code::Unavailable, Code::FailedPrecondition] {
+            let status = tonic::Status::new(code, "etcdserver: rpc not supported for learner");
+            assert!(kv_error("read keys", api::Error::GRpcStatus(status)).is_retryable(), "{code}");
+        }
+    }
 
     #[test]
     fn the_range_of_a_prefix_ends_before_the_next_prefix() {

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_supervisor::process::Process;
+use nodekeel_supervisor::process::{Process, ProcessHandle};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::fault::{EtcdFault, FaultLog};
 
 /// After the process was ready once: the number of consecutive exits before readiness that count as broken. A
 /// process that is killed while it restarts is not broken.
@@ -22,20 +25,28 @@ struct ExitRecord {
     early_exits: u32,
     /// Exits with code 0 that nothing here has requested.
     clean_exits: u32,
+    /// True from an exit until it is ready again.
+    is_down: bool,
     last_exit: Option<Arc<str>>,
 }
 
 impl ExitRecord {
-    /// Records an exit that nothing here has requested.
-    fn record_exit(&mut self, result: &Result<(), Failure>) {
+    /// Records an exit that nothing here has requested, with the fault that etcd has logged before.
+    fn record_exit(&mut self, result: &Result<(), Failure>, fault: Option<EtcdFault>) {
         self.early_exits += 1;
-        self.last_exit = Some(match result {
-            Err(failure) => failure.to_string().into(),
-            Ok(()) => {
+        self.is_down = true;
+        self.last_exit = Some(match (result, fault) {
+            (Err(failure), Some(fault)) => format!("{failure}: {fault}").into(),
+            (Err(failure), None) => failure.to_string().into(),
+            (Ok(()), fault) => {
                 self.clean_exits += 1;
-                "exited with code 0, as etcd does when its cluster has removed it".into()
+                format!("exited with code 0: {}", fault.unwrap_or(EtcdFault::Removed)).into()
             }
         });
+    }
+
+    fn record_ready(&mut self) {
+        (self.was_ready, self.is_down, self.early_exits) = (true, false, 0);
     }
 
     /// The last exit of the process, if it is broken: it has never worked, or no longer does.
@@ -52,17 +63,25 @@ impl ExitRecord {
 #[derive(Debug)]
 pub(super) struct EtcdChild {
     process: Process,
+    faults: FaultLog,
     exits: watch::Sender<ExitRecord>,
 }
 
-/// Reports that the process is broken.
-#[derive(Debug)]
-pub(super) struct ExitWatch(watch::Receiver<ExitRecord>);
+/// What is known of the process without asking it.
+#[derive(Clone, Debug)]
+pub(super) struct ExitWatch {
+    exits: watch::Receiver<ExitRecord>,
+    faults: FaultLog,
+    process: ProcessHandle,
+}
 
 impl EtcdChild {
     pub(super) fn new(process: Process) -> (EtcdChild, ExitWatch) {
         let (record, exits) = watch::channel(ExitRecord::default());
-        (EtcdChild { process, exits: record }, ExitWatch(exits))
+        let (faults, handle) = (FaultLog::default(), ProcessHandle::default());
+        let process = process.copy_output(faults.clone()).handle(&handle);
+        let child = EtcdChild { process, faults: faults.clone(), exits: record };
+        (child, ExitWatch { exits, faults, process: handle })
     }
 }
 
@@ -70,21 +89,45 @@ impl ExitWatch {
     /// Completes when the process is broken, with its last exit. Never completes while the process may
     /// recover.
     pub(super) async fn wait_broken(&mut self) -> Arc<str> {
-        let found = self.0.wait_for(|record| record.broken_reason().is_some()).await;
+        let found = self.exits.wait_for(|record| record.broken_reason().is_some()).await;
         match found.ok().and_then(|record| record.broken_reason().cloned()) {
             Some(failure) => failure,
             None => std::future::pending().await,
         }
+    }
+
+    /// Waits until the process exits, or is ready again. Never completes once it can do neither.
+    pub(super) async fn changed(&mut self) {
+        if self.exits.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The last exit of a process that is not ready again yet.
+    pub(super) fn last_exit(&self) -> Option<Arc<str>> {
+        let record = self.exits.borrow();
+        record.last_exit.clone().filter(|_| record.is_down)
+    }
+
+    /// Returns whether a thread of the process waits in the kernel, as for a disk that does not answer.
+    pub(super) fn waits_in_kernel(&self) -> bool {
+        self.process.waits_in_kernel()
+    }
+
+    /// The reason for which the process reaches no other member, if it has reported one since.
+    pub(super) fn connection_fault(&self, since: Instant) -> Option<EtcdFault> {
+        self.faults.connection_fault(since)
     }
 }
 
 impl Runnable for EtcdChild {
     fn run(&self, ctx: Context) -> RunFuture {
         let (running, record) = (self.process.run(ctx.clone()), self.exits.clone());
+        let faults = self.faults.clone();
         Box::pin(async move {
             let ready = async {
                 if ctx.wait_ready(ctx.dn()).await.is_ok() {
-                    record.send_modify(|record| (record.was_ready, record.early_exits) = (true, 0));
+                    record.send_modify(ExitRecord::record_ready);
                 }
                 // Only the exit of the process ends this run.
                 std::future::pending().await
@@ -96,7 +139,7 @@ impl Runnable for EtcdChild {
             };
             // An exit that was requested is not counted.
             if !ctx.is_canceled() {
-                record.send_modify(|record| record.record_exit(&result));
+                record.send_modify(|record| record.record_exit(&result, faults.exit_fault()));
             }
             result
         })

@@ -24,6 +24,8 @@ nodekeel_localstorage::layout! {
         pub(super) join_claim: LayoutFile = "join_claim", 0o400;
         /// The version of the etcd that was started last with the data: `3.4` and a line feed.
         pub(super) etcd_version: LayoutFile = "etcd_version", 0o400;
+        /// Written when the data was found to differ from that of a majority: it must not be served.
+        pub(super) data_differs: LayoutFile = "data_differs", 0o400;
     }
 }
 
@@ -191,6 +193,27 @@ pub(super) fn check_version(
 ) -> Result<(), ConsensusError> {
     let record = pki_dirs(files)?.etcd_version;
     version::check_version(files, &record, binary, version, has_data(files)?)
+}
+
+/// Records that the data differs from that of a majority, and returns the error of each start from now on.
+pub(super) fn record_difference(files: &EtcdDir) -> Result<ConsensusError, ConsensusError> {
+    let record = pki_dirs(files)?.data_differs;
+    let written = record.write(b"The data of this member differs from that of a majority of the voters.\n");
+    written.map_err(ConsensusError::backend("record that the data differs"))?;
+    Ok(data_differs(files, &record))
+}
+
+/// Rejects data that differs from that of a majority. A member without data has none that could.
+pub(super) fn check_difference(files: &EtcdDir) -> Result<(), ConsensusError> {
+    let record = pki_dirs(files)?.data_differs;
+    let is_recorded =
+        record.exists().map_err(ConsensusError::backend("look for the record of a difference"))?;
+    if is_recorded && has_data(files)? { Err(data_differs(files, &record)) } else { Ok(()) }
+}
+
+fn data_differs(files: &EtcdDir, record: &LayoutFile) -> ConsensusError {
+    let (data, record) = (files.data.path().to_owned(), record.path().to_owned());
+    ConsensusError::DataDiffers { data, record }
 }
 
 /// Removes the saved CA from the disk. The key first: without it, the rest is known to be left over.

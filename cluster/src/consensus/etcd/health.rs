@@ -1,34 +1,51 @@
-//! Watches whether the member can take part, and who keeps it from that.
+//! Watches whether the member makes progress, and who keeps it from that.
+//!
+//! etcd answers for its status from memory: while it commits nothing, with a disk that stands still, it still has a leader
+//! and no error. So a member is well if its log grows. Where it does not, since nobody writes, the member proposes an
+//! entry itself, which a majority has to write to its disks and this member has to apply. Its voters are asked for their
+//! own reports in each check, so that one that does not answer is known while the others still are a majority.
 //!
 //! Nothing in etcd notifies a client in time: it ends watches that require a leader three to four seconds after
-//! the leader is known to be lost, which itself takes two, and an alarm ends and starts nothing. So the member is
-//! asked for its status, which it answers from memory, without its log, its disk or the other members. The
-//! others are asked only when something is wrong.
+//! the leader is known to be lost, which itself takes two, and an alarm ends and starts nothing. Its exit is notified by
+//! the supervisor.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use etcd_client as api;
 use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Credentials;
 use nodekeel_supervisor::process::Liveness;
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::{self, WithoutLeader};
+use super::compare::Comparison;
+use super::etcd_child::ExitWatch;
+use super::fault::EtcdFault;
 use super::local_member::LocalMember;
+use super::members::list_entry;
 use super::peer_client::PeerClient;
 use crate::consensus::{
-    ConsensusError, Member, MemberCondition, MemberId, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
+    ClusterReport, ConsensusError, Member, MemberCondition, MemberFacts, MemberId, MemberReport, Peer,
+    PeerUrl, StatusReporter, StoreAlarm, VoterReach,
 };
 
-/// The pause between two checks of a member that has others. Together with the two seconds in which etcd itself
-/// notices a lost leader, and the time for the others to answer, it stays below five seconds.
-const PAUSE: Duration = Duration::from_secs(1);
-/// The pause between two checks of the only voter, which can lose no other: there are only alarms.
-const LONE_PAUSE: Duration = Duration::from_secs(4);
-/// The timeout of the status, which comes from the memory of a process on this host.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of a status, which comes from the memory of a process.
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time in which a member that makes progress commits an entry.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The size at which etcd rejects writes by default.
+///
+/// *Source:* `DefaultQuotaBytes` in etcd's `quota.go`.
+const DEFAULT_QUOTA: u64 = 2 << 30;
+/// The key whose deletion is the entry. It never exists, so that neither a revision nor a watcher sees it.
+const CANARY: &str = "/etcd-canary";
+/// The age at which a fault of connections counts no more: etcd logs it again with each attempt.
+const FAULT_AGE: Duration = Duration::from_secs(10);
 
 /// The pause between two liveness probes of the process.
 const LIVENESS_PERIOD: Duration = Duration::from_secs(2);
@@ -42,6 +59,16 @@ struct HealthCheck {
     status: Option<EtcdStatus>,
     /// The voters, and whether each answers; empty if they are unknown.
     voters: Vec<(Member, bool)>,
+    /// True if it proposed an entry, and it was not committed.
+    is_stuck: bool,
+    /// True if a thread of the process waits in the kernel, and has for some time.
+    waits_in_kernel: bool,
+    /// The last exit of a process that is not ready again yet.
+    exit: Option<Arc<str>>,
+    /// The reason for which it reaches nobody.
+    fault: Option<EtcdFault>,
+    /// True if its data differs from that of others, and no majority tells who is wrong.
+    is_undecided: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -50,40 +77,68 @@ struct EtcdStatus {
     is_learner: bool,
     /// The member that has raised it, and its kind.
     alarms: Vec<(MemberId, String)>,
-    /// Changes with each change of the members.
-    applied_index: u64,
+    facts: MemberFacts,
 }
 
-/// The voters in the last list of the member itself: a ticket may be old, and lists no joiner.
-#[derive(Clone, Copy, Debug)]
-struct KnownVoters {
-    count: usize,
-    /// The member's index before the list.
-    applied_index: u64,
+impl EtcdStatus {
+    fn from_response(status: &api::StatusResponse, quota: u64) -> EtcdStatus {
+        let bytes = |size: i64| u64::try_from(size).unwrap_or(0);
+        EtcdStatus {
+            has_leader: status.leader() != 0,
+            is_learner: status.is_learner(),
+            alarms: status.errors().iter().filter_map(|text| parse_alarm(text)).collect(),
+            facts: MemberFacts {
+                version: status.version().to_owned(),
+                applied_index: status.raft_applied_index(),
+                store_bytes: bytes(status.db_size()),
+                used_bytes: bytes(status.raft_used_db_size()),
+                // 3.4 and 3.5 do not report it, and all members of a cluster should have the same.
+                quota_bytes: Some(bytes(status.db_size_quota())).filter(|size| *size > 0).or(Some(quota)),
+            },
+        }
+    }
 }
 
-impl KnownVoters {
-    /// The only voter, which can lose no other.
-    fn is_lone(self) -> bool {
-        self.count == 1
-    }
+/// Decides when the member has to propose an entry: when its log has not grown since the check before. A check is made
+/// twice in each period, so that the last growth is at most a period ago.
+#[derive(Debug, Default)]
+struct Progress {
+    applied_index: Option<u64>,
+    /// True if it has proposed an entry since, and that was not committed.
+    is_stuck: bool,
+}
 
-    /// Returns whether a member that is well, with this index, need not list them again. Without this check, an idle
-    /// member would list its only voter for ever, over a new connection each time.
-    fn are_current(self, applied_index: u64) -> bool {
-        self.count > 1 || self.applied_index == applied_index
+impl Progress {
+    /// Returns whether the member has to propose an entry, now that it has applied this one.
+    fn is_due(&mut self, applied_index: u64) -> bool {
+        self.applied_index.replace(applied_index) == Some(applied_index)
     }
+}
+
+/// What is remembered of the other members from one question to the next.
+#[derive(Default)]
+struct KnownMembers {
+    /// Clients of those that answered last time.
+    clients: BTreeMap<MemberId, api::Client>,
+    silent: BTreeMap<MemberId, SystemTime>,
 }
 
 /// Watches one run of a member.
 pub(super) struct HealthWatch {
     peers: PeerClient,
-    client: api::Client,
+    pub(super) client: api::Client,
     /// This member, as the others reach it.
     this: Peer,
     /// The members that a ticket lists, until the member has its own list.
     known_peers: Vec<Peer>,
-    voters: Mutex<Option<KnownVoters>>,
+    data: PathBuf,
+    /// The pause between two checks.
+    pause: Duration,
+    /// The quota of this member, in bytes.
+    quota: u64,
+    report: watch::Sender<ClusterReport>,
+    /// The result of the last comparison.
+    pub(super) comparison: watch::Sender<Comparison>,
 }
 
 impl HealthWatch {
@@ -96,16 +151,89 @@ impl HealthWatch {
             PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
         let (name, socket) = (member.name, member.client_socket());
         let client = client::connect(name, socket, credentials, WithoutLeader::IsAnswered).await?;
-        Ok(HealthWatch { peers, client, this: member.peer(), known_peers, voters: Mutex::default() })
+        let (data, pause) = (member.files.data.path().to_owned(), member.config.progress_period / 2);
+        let (this, report) = (member.peer(), watch::Sender::default());
+        let quota = quota_bytes(&member.config.extra_args);
+        Ok(HealthWatch {
+            peers,
+            client,
+            this,
+            known_peers,
+            data,
+            pause,
+            quota,
+            report,
+            comparison: watch::Sender::default(),
+        })
+    }
+
+    /// The newest report of the members.
+    pub(super) fn watch_report(&self) -> watch::Receiver<ClusterReport> {
+        self.report.subscribe()
     }
 
     /// Reports the condition of the member, and each change of it, until it is dropped.
-    pub(super) async fn report_conditions(&self, reporter: &StatusReporter<'_>) -> Infallible {
-        loop {
-            sleep(self.pause()).await;
-            let check = self.check().await;
-            reporter.report_condition(assess(&check, reporter.is_serving()).as_ref());
+    pub(super) async fn report_conditions(
+        &self,
+        reporter: &StatusReporter<'_>,
+        exits: ExitWatch,
+    ) -> Infallible {
+        // A member that does not answer takes longer to ask than a commit may take.
+        tokio::select! {
+            never = self.report_members() => never,
+            never = self.report_progress(reporter, exits) => never,
         }
+    }
+
+    async fn report_members(&self) -> Infallible {
+        let mut known = KnownMembers::default();
+        loop {
+            let next = Instant::now() + self.pause;
+            let report = self.ask_members(&mut known).await;
+            // The facts change with each commit; those who wait need to know who answers.
+            self.report.send_if_modified(|last| {
+                let answers = |report: &ClusterReport| {
+                    let silent = |report: &MemberReport| (report.member.id, report.silent_since);
+                    report.members.iter().map(silent).collect::<Vec<_>>()
+                };
+                let is_other = answers(last) != answers(&report);
+                *last = report;
+                is_other
+            });
+            sleep_until(next).await;
+        }
+    }
+
+    async fn report_progress(&self, reporter: &StatusReporter<'_>, mut exits: ExitWatch) -> Infallible {
+        let (mut progress, mut report) = (Progress::default(), self.report.subscribe());
+        let mut next = Instant::now() + self.pause;
+        loop {
+            let is_tick = tokio::select! {
+                () = exits.changed() => {
+                    if let Some(exit) = exits.last_exit() {
+                        // At once: a check asks for some time.
+                        reporter.report_condition(Some(&MemberCondition::Restarting { exit }));
+                    }
+                    false
+                }
+                _ = report.changed() => false,
+                () = sleep_until(next) => true,
+            };
+            let has_served = reporter.is_serving();
+            if is_tick {
+                next = Instant::now() + self.pause;
+            }
+            let check = self.check(&mut progress, has_served && is_tick, &exits).await;
+            reporter.report_condition(assess(&check, has_served, &self.data).as_ref());
+        }
+    }
+
+    /// The condition of a member that has just begun to serve: the alarms of its store.
+    pub(super) async fn first_condition(&self) -> Option<MemberCondition> {
+        let status = self.read_status(&self.client).await;
+        let voters = self.list_known_members().await.into_iter().map(|(member, _)| (member, true)).collect();
+        let is_undecided = self.is_undecided();
+        assess(&HealthCheck { status, voters, is_undecided, ..HealthCheck::default() }, true, &self.data)
     }
 
     /// The liveness of the process, by its own status: without a majority, or while its disk stands still, it is alive.
@@ -119,71 +247,164 @@ impl HealthWatch {
         liveness.with_failure_threshold(MAX_SILENT_PROBES)
     }
 
-    fn pause(&self) -> Duration {
-        if self.known_voters().is_some_and(KnownVoters::is_lone) { LONE_PAUSE } else { PAUSE }
+    fn is_undecided(&self) -> bool {
+        *self.comparison.borrow() == Comparison::Undecided
     }
 
-    fn known_voters(&self) -> Option<KnownVoters> {
-        *self.voters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn check(&self) -> HealthCheck {
-        // First the member itself: if it is well, no other member is asked.
-        let status = timeout(STATUS_TIMEOUT, self.read_status()).await.ok().flatten();
-        if let Some(status) = &status
-            && status.has_leader
-            && status.alarms.is_empty()
-            && self.known_voters().is_some_and(|known| known.are_current(status.applied_index))
-        {
-            return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
-        }
-        let voters = self.list_voters(status.as_ref().map_or(0, |status| status.applied_index)).await;
-        // With a leader a majority answers: the list is only needed to name the members in alarms, and to count
-        // the voters.
-        let voters = match &status {
-            Some(status) if status.has_leader => voters.into_iter().map(|voter| (voter, true)).collect(),
-            _ => self.ask_voters(voters).await,
+    async fn check(&self, progress: &mut Progress, may_propose: bool, exits: &ExitWatch) -> HealthCheck {
+        let waited_before = exits.waits_in_kernel();
+        let status = self.read_status(&self.client).await;
+        let (voters, is_stuck) = match &status {
+            Some(status) if status.has_leader => {
+                // A learner can't propose.
+                if may_propose && !status.is_learner {
+                    let is_due = progress.is_due(status.facts.applied_index);
+                    progress.is_stuck = is_due && !self.commits_entry().await;
+                }
+                let report = self.report.borrow();
+                let voters = report.members.iter().filter(|report| !report.member.is_learner);
+                let voters = voters.map(|report| (report.member.clone(), report.silent_since.is_none()));
+                (voters.collect(), progress.is_stuck)
+            }
+            _ => (self.ask_voters(self.list_voters().await).await, false),
         };
-        HealthCheck { status, voters }
+        let exit = exits.last_exit();
+        let fault = Instant::now().checked_sub(FAULT_AGE).and_then(|since| exits.connection_fault(since));
+        // After an entry that was not committed, one look is enough. In an election, short waits for a disk are normal.
+        let waits_in_kernel = exits.waits_in_kernel() && (is_stuck || waited_before);
+        let is_undecided = self.is_undecided();
+        HealthCheck { status, voters, is_stuck, waits_in_kernel, exit, fault, is_undecided }
     }
 
-    async fn read_status(&self) -> Option<EtcdStatus> {
-        let status = self.client.maintenance_client().status().await.ok()?;
-        Some(EtcdStatus {
-            has_leader: status.leader() != 0,
-            is_learner: status.is_learner(),
-            alarms: status.errors().iter().filter_map(|text| parse_alarm(text)).collect(),
-            applied_index: status.raft_applied_index(),
+    async fn read_status(&self, client: &api::Client) -> Option<EtcdStatus> {
+        let mut member = client.maintenance_client();
+        let status = timeout(STATUS_TIMEOUT, member.status()).await.ok()?.ok()?;
+        Some(EtcdStatus::from_response(&status, self.quota))
+    }
+
+    /// Returns whether an entry is committed in time. A rejection has been committed, too, or was decided without.
+    async fn commits_entry(&self) -> bool {
+        let mut keys = self.client.kv_client();
+        let deleted = timeout(COMMIT_TIMEOUT, keys.delete(CANARY, None)).await;
+        deleted.is_ok_and(|answer| match answer {
+            Ok(_) => true,
+            Err(api::Error::GRpcStatus(status)) => !matches!(
+                status.code(),
+                tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Unknown
+            ),
+            Err(_) => false,
         })
     }
 
-    /// The voters that this member knows, which had this index before, or its ticket.
-    async fn list_voters(&self, applied_index: u64) -> Vec<Member> {
+    /// Asks all members at the same time.
+    async fn ask_members(&self, known: &mut KnownMembers) -> ClusterReport {
+        let listed = self.list_known_members().await;
+        let clients = &known.clients;
+        let asked = join_all(listed.into_iter().map(async |(member, client_url)| {
+            let is_this = self.is_this(&member);
+            let client = match clients.get(&member.id) {
+                Some(client) => Some(client.clone()),
+                None => self.client_of(&member, client_url.as_deref()).await,
+            };
+            let status = match &client {
+                Some(client) => self.read_status(client).await,
+                None => None,
+            };
+            // Its client port may be closed to this node, or not open yet. A member that has never started is not silent.
+            let answers =
+                is_this || status.is_some() || member.name.is_none() || self.is_answering(&member).await;
+            (member, status.map(|status| status.facts), answers, client)
+        }))
+        .await;
+        // A client that did not answer is made anew: its connection may be to a host that is gone.
+        known.clients.clear();
+        let mut silent = BTreeMap::new();
+        let mut reports = Vec::new();
+        for (member, facts, answers, client) in asked {
+            if let (Some(client), Some(_)) = (client, &facts) {
+                known.clients.insert(member.id, client);
+            }
+            reports.push(if answers {
+                let differs = matches!(&*self.comparison.borrow(), Comparison::OthersDiffer(ids) if ids.contains(&member.id));
+                MemberReport { differs, ..MemberReport::new(member, facts) }
+            } else {
+                let since = known.silent.get(&member.id).copied().unwrap_or_else(SystemTime::now);
+                silent.insert(member.id, since);
+                MemberReport::silent(member, since)
+            });
+        }
+        known.silent = silent;
+        ClusterReport::new(reports)
+    }
+
+    /// The members that this one knows, with their URLs for clients. It may be behind.
+    pub(super) async fn list_known_members(&self) -> Vec<(Member, Option<String>)> {
+        let mut client = self.client.cluster_client();
+        let Ok(Ok(listed)) = timeout(STATUS_TIMEOUT, client.member_list()).await else { return Vec::new() };
+        let mut members: Vec<_> = listed
+            .members()
+            .iter()
+            .map(|member| (list_entry(member), member.client_urls().first().cloned()))
+            .collect();
+        members.sort_by_key(|(member, _)| member.id);
+        members
+    }
+
+    /// The voters that this member knows, or its ticket, while its client port may not answer.
+    async fn list_voters(&self) -> Vec<Member> {
         // The peer port answers from the start on, also without a majority.
         let Ok(members) = self.peers.list_members(self.this.name.as_str(), &self.this.url).await else {
             // It does not answer there either. A joining member has its ticket's list; any other has none.
             return self.known_peers.iter().map(member_of_peer).collect();
         };
-        let voters: Vec<_> = members.into_iter().filter(|member| !member.is_learner).collect();
-        let known = KnownVoters { count: voters.len(), applied_index };
-        *self.voters.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
-        voters
+        members.into_iter().filter(|member| !member.is_learner).collect()
     }
 
     /// Asks all voters at the same time.
     async fn ask_voters(&self, voters: Vec<Member>) -> Vec<(Member, bool)> {
         let asked = voters.into_iter().map(async |voter| {
-            let url = voter.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
-            let answers = match (&voter.name, url) {
-                // It has just listed the voters.
-                (Some(name), _) if name == self.this.name.as_str() => true,
-                (Some(name), Some(url)) => self.peers.is_answering(name, &url).await,
-                _ => false,
-            };
+            // It has just listed the voters.
+            let answers = self.is_this(&voter) || self.is_answering(&voter).await;
             (voter, answers)
         });
         join_all(asked).await
     }
+
+    pub(super) fn is_this(&self, member: &Member) -> bool {
+        member.name.as_deref() == Some(self.this.name.as_str())
+    }
+
+    /// A client of a member, which connects with its first call; `None` if the member has not started.
+    pub(super) async fn client_of(&self, member: &Member, url: Option<&str>) -> Option<api::Client> {
+        if self.is_this(member) {
+            return Some(self.client.clone());
+        }
+        self.peers.grpc_client(member.name.as_deref()?, url?).await.ok()
+    }
+
+    /// Returns whether the member answers at its peer port.
+    async fn is_answering(&self, member: &Member) -> bool {
+        let url = member.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
+        match (&member.name, url) {
+            (Some(name), Some(url)) => self.peers.is_answering(name, &url).await,
+            _ => false,
+        }
+    }
+}
+
+/// The quota that these arguments of etcd set.
+fn quota_bytes(args: &[String]) -> u64 {
+    let mut args = args.iter().map(|arg| arg.trim_start_matches('-'));
+    let mut quota = None;
+    while let Some(arg) = args.next() {
+        let value = match arg.split_once('=') {
+            Some(("quota-backend-bytes", value)) => Some(value),
+            None if arg == "quota-backend-bytes" => args.next(),
+            _ => None,
+        };
+        quota = value.and_then(|value| value.parse().ok()).or(quota);
+    }
+    quota.filter(|quota| *quota > 0).unwrap_or(DEFAULT_QUOTA)
 }
 
 fn member_of_peer(peer: &Peer) -> Member {
@@ -191,28 +412,46 @@ fn member_of_peer(peer: &Peer) -> Member {
 }
 
 /// The condition that a check shows. A member that has not served yet may just be starting.
-fn assess(check: &HealthCheck, has_served: bool) -> Option<MemberCondition> {
-    let HealthCheck { status, voters } = check;
-    if let Some(status) = status.as_ref().filter(|status| status.has_leader) {
-        // An alarm goes before the wait for a vote: it stops the writes of the whole cluster.
-        if !status.alarms.is_empty() {
-            let alarm = |(id, kind): &(MemberId, String)| StoreAlarm::new(name_member(*id, voters), kind);
-            return Some(MemberCondition::Alarms(status.alarms.iter().map(alarm).collect()));
-        }
-        return status.is_learner.then_some(MemberCondition::Learner);
-    }
+fn assess(check: &HealthCheck, has_served: bool, data: &Path) -> Option<MemberCondition> {
+    let HealthCheck { status, voters, .. } = check;
     let silent = voters.iter().filter(|(_, answers)| !answers).map(|(voter, _)| voter_address(voter, voters));
     let mut silent: Vec<String> = silent.collect();
     // etcd lists them in any order.
     silent.sort();
     let reach = VoterReach::new(voters.len(), silent);
+    let has_majority = voters.is_empty() || reach.is_majority();
+    let stalled = || MemberCondition::DiskStalled { data: data.to_owned() };
+    let leading = status.as_ref().filter(|status| status.has_leader);
+    if let Some(status) = leading {
+        // An alarm goes before the wait for a vote: it stops the writes of the whole cluster.
+        if !status.alarms.is_empty() {
+            let alarm = |(id, kind): &(MemberId, String)| StoreAlarm::new(name_member(*id, voters), kind);
+            return Some(MemberCondition::Alarms(status.alarms.iter().map(alarm).collect()));
+        }
+        return match () {
+            () if status.is_learner => Some(MemberCondition::Learner),
+            // etcd itself takes two seconds to give up its leader.
+            () if !has_majority => Some(MemberCondition::NoMajority(reach)),
+            () if !check.is_stuck => check.is_undecided.then_some(MemberCondition::Undecided),
+            () if check.waits_in_kernel => Some(stalled()),
+            () => Some(MemberCondition::NoProgress),
+        };
+    }
+    if let Some(fault) = check.fault.as_ref().filter(|_| !voters.is_empty()) {
+        return Some(MemberCondition::Unconnected { reason: fault.to_string() });
+    }
+    let silent = || match &check.exit {
+        Some(exit) => MemberCondition::Restarting { exit: Arc::clone(exit) },
+        None => MemberCondition::Silent,
+    };
     match status {
+        _ if has_served && has_majority && check.waits_in_kernel => Some(stalled()),
         // Nothing is known of the others. A member that has neither served nor answered may just be starting.
-        _ if voters.is_empty() => (has_served || status.is_some()).then_some(MemberCondition::Silent),
+        _ if voters.is_empty() => (has_served || status.is_some()).then(silent),
         _ if !reach.is_majority() => Some(MemberCondition::NoMajority(reach)),
         Some(_) => Some(MemberCondition::NoLeader(reach)),
         // The others form a majority: it is this member that does not answer.
-        None => has_served.then_some(MemberCondition::Silent),
+        None => has_served.then(silent),
     }
 }
 
@@ -262,7 +501,8 @@ mod tests {
     }
 
     fn found(status: Option<EtcdStatus>, answers: &[bool], has_served: bool) -> Option<MemberCondition> {
-        assess(&HealthCheck { status, voters: voters(answers) }, has_served)
+        let check = HealthCheck { status, voters: voters(answers), ..HealthCheck::default() };
+        assess(&check, has_served, Path::new("/data"))
     }
 
     fn reach(voters: usize, silent: &[&str]) -> VoterReach {
@@ -300,11 +540,90 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_member_lists_its_voters_again_when_its_index_has_changed() {
-        let known = |count| KnownVoters { count, applied_index: 7 };
-        assert!(known(1).are_current(7) && !known(1).are_current(8));
-        assert!(!known(0).are_current(8), "a member that starts may list none");
-        assert!(known(3).are_current(8), "its status says when one of them is lost");
+    fn a_member_proposes_an_entry_only_where_its_log_stands_still() {
+        let mut progress = Progress::default();
+        let due = [7, 8, 9, 9, 10, 10, 10].map(|index| progress.is_due(index));
+        assert_eq!(due, [false, false, false, true, false, true, true]);
+    }
+
+    #[test]
+    fn a_member_whose_log_stands_still_is_not_well_and_names_the_disk_it_waits_for() {
+        let stuck = |answers: &[bool], waits_in_kernel| {
+            let status = Some(status(true));
+            let check = HealthCheck {
+                status,
+                voters: voters(answers),
+                is_stuck: true,
+                waits_in_kernel,
+                ..HealthCheck::default()
+            };
+            assess(&check, true, Path::new("/data")).unwrap()
+        };
+        let disk = MemberCondition::DiskStalled { data: "/data".into() };
+        assert_eq!(stuck(&[true; 3], true), disk);
+        assert_eq!(stuck(&[true], true), disk);
+        assert_eq!(stuck(&[true, true, false], false), MemberCondition::NoProgress);
+        let lost = MemberCondition::NoMajority(reach(3, &["10.0.0.2", "10.0.0.3"]));
+        assert_eq!(stuck(&[true, false, false], true), lost, "its disk may be busy");
+        // A leader whose disk stands still loses its lead.
+        let without_leader = |has_served, answers: &[bool]| {
+            let (status, voters) = (Some(status(false)), voters(answers));
+            let check = HealthCheck { status, voters, waits_in_kernel: true, ..HealthCheck::default() };
+            assess(&check, has_served, Path::new("/data")).unwrap()
+        };
+        assert_eq!(without_leader(true, &[true; 3]), disk);
+        assert_eq!(without_leader(true, &[true, false, false]), lost);
+        assert_eq!(without_leader(false, &[true; 3]), MemberCondition::NoLeader(reach(3, &[])), "it starts");
+    }
+
+    #[test]
+    fn a_member_whose_data_may_be_wrong_says_so_as_long_as_it_commits() {
+        let check = HealthCheck { status: Some(status(true)), is_undecided: true, ..HealthCheck::default() };
+        assert_eq!(assess(&check, true, Path::new("/data")), Some(MemberCondition::Undecided));
+        let stuck = HealthCheck { is_stuck: true, ..check };
+        assert_eq!(assess(&stuck, true, Path::new("/data")), Some(MemberCondition::NoProgress));
+    }
+
+    #[test]
+    fn a_member_whose_process_is_down_says_why() {
+        let exit: Arc<str> = "killed by SIGKILL".into();
+        let down = |answers: &[bool]| {
+            let check = HealthCheck {
+                voters: voters(answers),
+                exit: Some(Arc::clone(&exit)),
+                ..HealthCheck::default()
+            };
+            assess(&check, true, Path::new("/data")).unwrap()
+        };
+        for answers in [&[][..], &[true, true, true]] {
+            assert_eq!(down(answers), MemberCondition::Restarting { exit: Arc::clone(&exit) });
+        }
+        let lost = MemberCondition::NoMajority(reach(3, &["10.0.0.2", "10.0.0.3"]));
+        assert_eq!(down(&[true, false, false]), lost, "it is ready only with a majority");
+    }
+
+    #[test]
+    fn a_member_without_a_leader_says_what_its_log_says_of_its_connections() {
+        let fault = Some(EtcdFault::OtherCluster);
+        let cut_off = HealthCheck {
+            status: Some(status(false)),
+            voters: voters(&[true; 3]),
+            fault,
+            ..HealthCheck::default()
+        };
+        let text = assess(&cut_off, true, Path::new("/data")).unwrap().to_string();
+        assert!(text.contains("of another cluster") && text.contains("remove this member"), "{text}");
+        let well = HealthCheck { status: Some(status(true)), ..cut_off };
+        assert_eq!(assess(&well, true, Path::new("/data")), None, "another host called it");
+    }
+
+    #[test]
+    fn the_quota_is_the_last_that_the_arguments_set() {
+        let quota =
+            |args: &[&str]| quota_bytes(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>());
+        assert_eq!(quota(&["--snapshot-count=9"]), DEFAULT_QUOTA);
+        assert_eq!(quota(&["--quota-backend-bytes=5", "-quota-backend-bytes", "7"]), 7);
+        assert_eq!(quota(&["--quota-backend-bytes=0"]), DEFAULT_QUOTA);
     }
 
     #[test]
@@ -317,7 +636,11 @@ mod tests {
     fn voters_on_one_host_are_told_apart_by_their_ports() {
         let mut both = voters(&[false, false]);
         both[1].0.peer_urls = vec!["https://10.0.0.1:2390".into()];
-        let reach = match assess(&HealthCheck { status: None, voters: both }, false) {
+        let reach = match assess(
+            &HealthCheck { voters: both, ..HealthCheck::default() },
+            false,
+            Path::new("/data"),
+        ) {
             Some(MemberCondition::NoMajority(reach)) => reach,
             other => panic!("{other:?}"),
         };

@@ -214,7 +214,7 @@ pub(super) fn announcement_key(id: MemberId) -> Vec<u8> {
     format!("{LEARNERS}{id}").into_bytes()
 }
 
-fn list_entry(member: &api::Member) -> Member {
+pub(super) fn list_entry(member: &api::Member) -> Member {
     let name = Some(member.name()).filter(|name| !name.is_empty()).map(str::to_owned);
     Member::new(MemberId(member.id()), name, member.peer_urls().to_vec(), member.is_learner())
 }

@@ -24,16 +24,19 @@
 mod address_change;
 mod backend;
 mod client;
+mod compare;
 mod config;
 mod convert;
 mod crl_recovery;
 mod etcd_child;
+mod fault;
 mod files;
 mod health;
 mod join_check;
 mod join_claim;
 mod kv;
 mod local_member;
+mod maintenance;
 mod members;
 mod peer_client;
 mod promote;
@@ -51,6 +54,8 @@ use tokio::task::spawn_blocking;
 
 pub use config::EtcdConfig;
 #[cfg(any(test, feature = "testing"))]
+pub(crate) use fault::check_arbitrary_output;
+#[cfg(any(test, feature = "testing"))]
 pub(crate) use peer_client::check_arbitrary_answer;
 
 use self::client::WithoutLeader;
@@ -61,6 +66,7 @@ use self::health::HealthWatch;
 use self::join_check::JoinCheck;
 use self::kv::EtcdKv;
 use self::local_member::LocalMember;
+use self::maintenance::EtcdMaintenance;
 use self::members::EtcdMembers;
 use self::peer_client::PeerClient;
 use self::retry_pause::RetryPause;
@@ -151,13 +157,14 @@ impl MemberRun<'_> {
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
         let process = self.member.member_process(&prepared.initial_cluster, version);
         let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
+        let watched = exits.clone();
         // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
             biased;
             canceled = self.ctx.canceled() => Err(canceled.into()),
             broken = exits.wait_broken() => Err(self.process_error(broken).into()),
-            served = self.serve(prepared) => served,
-            never = health.report_conditions(self.reporter) => match never {},
+            served = self.serve(prepared, &health) => served,
+            never = health.report_conditions(self.reporter, watched) => match never {},
             signaled = self.reporter.signal_readiness(self.ctx) => {
                 Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
             }
@@ -175,6 +182,7 @@ impl MemberRun<'_> {
             if let InitialCluster::New { .. } = prepared.initial_cluster {
                 files::discard_unsaved_cluster(&files)?;
             }
+            files::check_difference(&files)?;
             files::check_version(&files, &binary, version)?;
             Ok(prepared)
         };
@@ -231,7 +239,7 @@ impl MemberRun<'_> {
     }
 
     /// Serves with a running etcd, until it is canceled.
-    async fn serve(&self, mut prepared: PreparedFiles) -> Result<(), Failure> {
+    async fn serve(&self, mut prepared: PreparedFiles, health: &HealthWatch) -> Result<(), Failure> {
         let LocalMember { name, .. } = self.member;
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
         let (socket, credentials) = (self.member.client_socket(), prepared.own_client());
@@ -249,14 +257,33 @@ impl MemberRun<'_> {
         // The others check the certificate when they connect, so it must precede the list that leads them
         // here.
         address_change::ensure_certificates(&cluster_ca, self.member, prepared).await?;
+        let maintenance = EtcdMaintenance::new(kv.clone(), peer_client.clone());
         let members = EtcdMembers::new(kv).with_peer_client(peer_client);
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, cluster_ca.ca_certificate().clone())?;
         let members: Arc<dyn ClusterMembers> = Arc::new(members);
         // The list of revoked certificates is on the disk before the node counts as a member.
         self.ctx.wait_ready(&format!("{}.crl", self.ctx.dn())).await?;
-        self.reporter.report_running(ClusterAccess::new(this, root, members));
-        Err(self.ctx.canceled().await.into())
+        let access = ClusterAccess::new(this, root, members).with_report(health.watch_report());
+        let access = access.with_maintenance(Arc::new(maintenance));
+        // Its data and a standing alarm are known before anyone relies on the member.
+        if health.compare_data().await.is_none() {
+            return Err(self.record_difference().await.into());
+        }
+        self.reporter.report_serving(access, health.first_condition().await.as_ref());
+        tokio::select! {
+            canceled = self.ctx.canceled() => Err(canceled.into()),
+            () = health.wait_difference() => Err(self.record_difference().await.into()),
+        }
+    }
+
+    /// Records that the data differs from that of a majority: no later run starts with it.
+    async fn record_difference(&self) -> ConsensusError {
+        tracing::error!("the data of this member differs from that of a majority of the voters: stopping it");
+        let files = self.member.files.clone();
+        let recorded = spawn_blocking(move || files::record_difference(&files)).await;
+        let recorded = recorded.map_err(ConsensusError::backend("record that the data differs"));
+        recorded.and_then(|recorded| recorded).unwrap_or_else(|error| error)
     }
 
     /// Saves the CA of a new cluster; for any other, checks that it is the one on the disk.

@@ -1,11 +1,13 @@
 //! The answers of a member at its peer port, which it serves from its start on: also while it waits for a majority,
-//! when its client port does not answer.
+//! when its client port does not answer. And connections to its client port.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use etcd_client as api;
+use hyper_util::rt::TokioIo;
 use nodekeel_localstorage::pki::Credentials;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,7 +17,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tonic::transport::Endpoint;
 
+use crate::BoxError;
 use crate::consensus::{Member, MemberId, PeerUrl};
 
 /// The timeout of a request: three round trips and an answer from memory.
@@ -88,16 +92,30 @@ impl PeerClient {
         Ok(serde_json::from_slice(&answer)?)
     }
 
+    /// A client of the client port of the member of this name, which connects with its first call.
+    ///
+    /// # Errors
+    /// The URL is invalid.
+    pub(super) async fn grpc_client(&self, name: &str, url: &str) -> Result<api::Client, BoxError> {
+        let url = url.parse::<PeerUrl>()?;
+        // The connector speaks TLS, and not tonic: one copy of the key in memory serves all connections, unlike with etcd-client's own options.
+        let mut tls = ClientConfig::clone(self.0.config());
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        let (tls, name) = (TlsConnector::from(Arc::new(tls)), ServerName::try_from(name.to_owned())?);
+        let endpoint = Endpoint::from_shared(url.as_str().replacen("https", "http", 1))?;
+        let connector = tower::service_fn(move |_| {
+            let (tls, name, url) = (tls.clone(), name.clone(), url.clone());
+            async move { Ok::<_, io::Error>(TokioIo::new(tls.connect(name, connect(&url).await?).await?)) }
+        });
+        let channel = api::Channel::Tonic(endpoint.connect_with_connector_lazy(connector));
+        Ok(api::Client::from_channel(channel, None).await?)
+    }
+
     /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its
     /// head has.
     async fn get(&self, name: &str, url: &PeerUrl, path: &str) -> io::Result<Vec<u8>> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-        let socket = match url.host().parse::<IpAddr>() {
-            Ok(address) => TcpStream::connect(SocketAddr::new(address, url.port())).await?,
-            // A peer URL may have a host name in place of an address.
-            Err(_) => TcpStream::connect((url.host(), url.port())).await?,
-        };
-        let mut stream = self.0.connect(server, socket).await?;
+        let mut stream = self.0.connect(server, connect(url).await?).await?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n\r\n").as_bytes()).await?;
         let mut answer = Vec::new();
         // etcd's server may take five seconds to close the connection: its timeout of a read.
@@ -118,6 +136,14 @@ impl ListedMember {
     pub(super) fn to_member(&self) -> Member {
         let name = Some(self.name.clone()).filter(|name| !name.is_empty());
         Member::new(MemberId(self.id), name, self.peer_urls.clone(), self.is_learner)
+    }
+}
+
+async fn connect(url: &PeerUrl) -> io::Result<TcpStream> {
+    match url.host().parse::<IpAddr>() {
+        Ok(address) => TcpStream::connect(SocketAddr::new(address, url.port())).await,
+        // A URL may have a host name in place of an address.
+        Err(_) => TcpStream::connect((url.host(), url.port())).await,
     }
 }
 

@@ -1,14 +1,23 @@
-//! What a node says of itself while its cluster has no majority, no leader, or an alarm.
+//! What a node says of itself while its cluster has no majority, no leader, or an alarm, or its disk stalls; and of voters
+//! that are silent.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType};
+use nodekeel_cluster::consensus::{check_defragment, check_disarm};
 use nodekeel_supervisor::{RunnableState, WaitReason};
 use rstest::rstest;
+use testbed::{PrivateNetwork, ScratchDir};
 use tokio::time::sleep;
 
-use super::voter::{Voter, put, start_cluster, stop_all};
+use super::voter::{Voter, get, put, start_cluster, stop_all};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
+use crate::etcd::retried;
 use crate::member_run::HANG;
 
 /// How soon a node knows that it can't take part.
@@ -44,6 +53,25 @@ async fn assert_told_soon(voter: &Voter, expected: &str) {
     let took = wait_told(voter, expected).await;
     println!("told after {took:?}: {}", voter.node().condition().unwrap_or_default());
     assert!(took < TOLD_WITHIN, "{took:?}");
+}
+
+/// Waits until the node, which is well, reports these voters as silent.
+async fn assert_degraded_soon(voter: &Voter, silent: &[Voter]) {
+    let expected: Vec<_> = silent.iter().map(|voter| voter.peer_url().to_string()).collect();
+    let started_at = Instant::now();
+    loop {
+        let report = voter.access().await.cluster_report();
+        let mut found: Vec<_> =
+            report.silent_voters().map(|(member, _)| member.peer_urls[0].clone()).collect();
+        found.sort();
+        if found == expected {
+            break;
+        }
+        assert!(started_at.elapsed() < TOLD_WITHIN, "{found:?}");
+        sleep(POLL).await;
+    }
+    println!("silent voters named after {:?}", started_at.elapsed());
+    wait_well(voter).await;
 }
 
 async fn wait_well(voter: &Voter) {
@@ -86,6 +114,9 @@ async fn voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
     // With one voter less than that they are well.
     for dead in &mut voters[rest + 1..] {
         dead.kill().await;
+    }
+    for voter in &voters[..=rest] {
+        assert_degraded_soon(voter, &voters[rest + 1..]).await;
     }
     put(&voters[0], "/k", "with a bare majority").await;
     wait_all_well(&voters[..=rest]).await;
@@ -152,9 +183,141 @@ async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed(#[case] 
         for voter in &voters {
             assert_told_soon(voter, &expected).await;
         }
-        client.alarm(AlarmAction::Deactivate, kind, of_this()).await.unwrap();
+        if kind == AlarmType::Nospace {
+            // It is known again before the node is Running.
+            voters[1].stop().await;
+            voters[1].start();
+            voters[1].wait_running().await;
+            let (condition, ..) = told(&voters[1]);
+            assert!(condition.as_ref().is_some_and(|text| text.contains(&expected)), "{condition:?}");
+        }
+        let access = voters[0].access().await;
+        let maintenance = access.store_maintenance().unwrap();
+        let report = retried(async || {
+            let report = access.cluster_report();
+            let answer = report.members.iter().all(|member| member.facts.is_some());
+            if answer { Ok(report) } else { Err("not all members answer") }
+        });
+        let report = report.await;
+        let (alarms, may_disarm) = voters[0]
+            .on_host(async move {
+                // With corrupt data, etcd rejects everything.
+                let may_maintain = kind == AlarmType::Nospace;
+                for member in report.members.iter().filter(|_| may_maintain) {
+                    check_defragment(&report, member.member.id).unwrap();
+                    maintenance.compact().await.unwrap();
+                    maintenance.defragment(member.member.id).await.unwrap();
+                }
+                let alarms = maintenance.list_alarms().await.unwrap();
+                let (member, alarm) = &alarms[0];
+                let may_disarm = check_disarm(&report, *member, alarm);
+                if may_disarm.is_ok() {
+                    maintenance.disarm(*member, alarm).await.unwrap();
+                }
+                (alarms, may_disarm)
+            })
+            .await;
+        assert_eq!((alarms.len(), alarms[0].0.0), (1, this));
+        if kind == AlarmType::Corrupt {
+            assert!(may_disarm.unwrap_err().contains("remove this member first"));
+            client.alarm(AlarmAction::Deactivate, kind, of_this()).await.unwrap();
+        }
         wait_all_well(&voters).await;
     }
+    stop_all(&mut voters).await;
+}
+
+/// A file system on a loop device, which can be frozen.
+struct StallingDisk {
+    mount: PathBuf,
+    _image: ScratchDir,
+}
+
+impl StallingDisk {
+    fn mount_at(mount: PathBuf) -> StallingDisk {
+        let scratch = ScratchDir::new().unwrap();
+        let image = scratch.path().join("disk");
+        File::create(&image).unwrap().set_len(400 << 20).unwrap();
+        run("mkfs.ext4", &[OsStr::new("-q"), image.as_ref()]);
+        run("mount", &[OsStr::new("-o"), OsStr::new("loop"), image.as_ref(), mount.as_ref()]);
+        std::fs::remove_dir(mount.join("lost+found")).unwrap();
+        StallingDisk { mount, _image: scratch }
+    }
+
+    fn freeze(&self) {
+        run("fsfreeze", &[OsStr::new("-f"), self.mount.as_ref()]);
+    }
+
+    fn thaw(&self) {
+        run("fsfreeze", &[OsStr::new("-u"), self.mount.as_ref()]);
+    }
+}
+
+impl Drop for StallingDisk {
+    fn drop(&mut self) {
+        // After a failure it may be frozen, and in use.
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.mount).stderr(Stdio::null()).status();
+        let _ = Command::new("umount").arg("-l").arg(&self.mount).status();
+    }
+}
+
+fn run(program: &str, args: &[&OsStr]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_voter_whose_data_was_changed_is_found_at_its_start_and_not_started_again(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let mut voters = start_cluster(3, version).await;
+    put(&voters[0], "/account", "balance-AAAA").await;
+    wait_all_well(&voters).await;
+    // It reads what it has applied, which is in its database once it stops.
+    assert_eq!(get(&voters[2], "/account").await.as_deref(), Some("balance-AAAA"));
+    voters[2].stop().await;
+    let path = voters[2].path("data/etcd/data/member/snap/db");
+    let mut db = std::fs::read(&path).unwrap();
+    let (old, new) = (b"balance-AAAA", b"balance-ZZZZ");
+    let places: Vec<_> = db.windows(old.len()).enumerate().filter(|(_, bytes)| bytes == old).collect();
+    let places: Vec<_> = places.into_iter().map(|(at, _)| at).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| db[*at..][..new.len()].copy_from_slice(new));
+    std::fs::write(&path, db).unwrap();
+    voters[2].start();
+    // The newest release finds it itself before it serves anything; for the other one, the node does.
+    wait_told(&voters[2], "differs from that of").await;
+    assert!(voters[2].node().cluster_access().is_err());
+    voters[2].stop().await;
+    voters[2].start();
+    wait_told(&voters[2], "differs from that of").await;
+    for voter in &voters[..2] {
+        wait_well(voter).await;
+        assert_eq!(get(voter, "/account").await.as_deref(), Some("balance-AAAA"));
+    }
+    stop_all(&mut voters).await;
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip, mkfs.ext4 and root: it mounts a loop device"]
+async fn a_voter_whose_disk_stalls_names_it_within_5_s_and_is_well_within_5_s_of_its_return(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let site = Arc::new(PrivateNetwork::new(2).unwrap());
+    let mut voters = [Voter::new(&site, 0, version)];
+    let disk = StallingDisk::mount_at(voters[0].path("data"));
+    voters[0].start();
+    voters[0].wait_running().await;
+    wait_well(&voters[0]).await;
+    disk.freeze();
+    assert_told_soon(&voters[0], "the disk of etcd stalls").await;
+    disk.thaw();
+    let thawed_at = Instant::now();
+    wait_well(&voters[0]).await;
+    assert!(thawed_at.elapsed() < TOLD_WITHIN, "{:?}", thawed_at.elapsed());
     stop_all(&mut voters).await;
 }
 

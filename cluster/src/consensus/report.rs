@@ -1,0 +1,73 @@
+//! What each member of a cluster reports of itself, as this node's member sees it.
+
+use std::time::SystemTime;
+
+use super::Member;
+
+/// The members of a cluster with their own reports, as of the last check of this node's member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClusterReport {
+    /// The members, in the order of their ids; empty before the first check.
+    pub members: Vec<MemberReport>,
+}
+
+/// A member, and its report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberReport {
+    /// The member as the cluster lists it.
+    pub member: Member,
+    /// When it was first found not to answer; `None` if it answers, or has not started yet.
+    pub silent_since: Option<SystemTime>,
+    /// Its own report; `None` if it does not answer.
+    pub facts: Option<MemberFacts>,
+    /// True if its data was compared, and differs from that of a majority, which this node's member is of.
+    pub differs: bool,
+}
+
+/// A member's report of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberFacts {
+    /// The version of its program.
+    pub version: String,
+    /// The index of the last entry of the log that it has applied.
+    pub applied_index: u64,
+    /// The size of its database, in bytes.
+    pub store_bytes: u64,
+    /// The part of it in use, in bytes: what is left after a defragmentation.
+    pub used_bytes: u64,
+    /// The size at which it rejects writes, in bytes; `None` if its release does not report it.
+    pub quota_bytes: Option<u64>,
+}
+
+impl ClusterReport {
+    /// A report of these members.
+    pub fn new(members: Vec<MemberReport>) -> ClusterReport {
+        ClusterReport { members }
+    }
+
+    /// The voters that do not answer, each with the time since when.
+    pub fn silent_voters(&self) -> impl Iterator<Item = (&Member, SystemTime)> {
+        let voters = self.members.iter().filter(|report| !report.member.is_learner);
+        voters.filter_map(|report| Some((&report.member, report.silent_since?)))
+    }
+
+    /// The number of voters.
+    pub fn voter_count(&self) -> usize {
+        self.members.iter().filter(|report| !report.member.is_learner).count()
+    }
+}
+
+impl MemberReport {
+    /// A member that answers, or has not started yet.
+    pub fn new(member: Member, facts: Option<MemberFacts>) -> MemberReport {
+        MemberReport { member, silent_since: None, facts, differs: false }
+    }
+
+    /// A member that has not answered since this time.
+    pub fn silent(member: Member, since: SystemTime) -> MemberReport {
+        MemberReport { member, silent_since: Some(since), facts: None, differs: false }
+    }
+}
