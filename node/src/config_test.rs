@@ -86,6 +86,7 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "privileges",
         "address",
         "deadline",
+        "progress_period",
         "golden_tickets",
         "hostname",
         "kubeconfig",

@@ -6,6 +6,7 @@ pub(crate) mod control;
 mod health;
 mod metrics;
 mod volume;
+mod warnings;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -262,7 +263,7 @@ impl ClusterPlan {
             enrolment: enrolment_sources(state),
             network: self.network(node)?,
             volume,
-            consensus: new_consensus(&self.consensus, node.config().node.grace),
+            consensus: self.new_consensus(node.config().node.grace),
             local_names: LocalNames {
                 hosts: Some(names.hosts),
                 machine_id: Some(names.machine_id),
@@ -281,6 +282,24 @@ impl ClusterPlan {
         node.health_sources().add("cluster", health::health_source(cluster.clone(), ticket));
         node.metrics().add("cluster", metrics::cluster_registry(cluster.clone()));
         Ok(cluster)
+    }
+
+    fn new_consensus(&self, grace: Duration) -> ConsensusFactory {
+        match &self.consensus {
+            ConsensusBackend::Memory { .. } => {
+                ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new()))
+            }
+            ConsensusBackend::Etcd { binary, config } => {
+                let mut etcd = MemberConfig::new(binary);
+                etcd.client_port = config.client_port.get();
+                etcd.peer_port = config.peer_port.get();
+                etcd.extra_args.clone_from(&config.extra_args);
+                etcd.grace = grace;
+                etcd.progress_period = self.config.progress_period;
+                ConsensusFactory::etcd_on_volume(etcd)
+            }
+            ConsensusBackend::Provided(consensus) => consensus.clone(),
+        }
     }
 
     /// The program's network, that of a part before this one, or the configured address.
@@ -302,20 +321,5 @@ fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
         Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),
         // This source opens the path only when the node needs a ticket, and then reports the error.
         Err(_) => EnrolmentSources::new([EnrolmentSource::FwCfg(state.path().join("enrolment.pb"))]),
-    }
-}
-
-fn new_consensus(backend: &ConsensusBackend, grace: Duration) -> ConsensusFactory {
-    match backend {
-        ConsensusBackend::Memory { .. } => ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
-        ConsensusBackend::Etcd { binary, config } => {
-            let mut etcd = MemberConfig::new(binary);
-            etcd.client_port = config.client_port.get();
-            etcd.peer_port = config.peer_port.get();
-            etcd.extra_args.clone_from(&config.extra_args);
-            etcd.grace = grace;
-            ConsensusFactory::etcd_on_volume(etcd)
-        }
-        ConsensusBackend::Provided(consensus) => consensus.clone(),
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use nodekeel_node::v1::{
-    self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, MembersRequest,
-    WithdrawGoldenTicketRequest,
+    self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
+    MembersRequest, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
 use zeroize::Zeroizing;
@@ -20,10 +20,13 @@ use super::status::unhealthy_reason;
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
-use crate::wire::non_empty;
+use crate::wire::{non_empty, time_text};
 
 /// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Timeout of the defragmentation of one member, which takes some seconds for each gigabyte.
+const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// The runnable of the enrolment.
 const CLUSTER_DN: &str = "root.cluster";
@@ -41,6 +44,15 @@ pub(crate) enum ClusterCommand {
     Bootstrap,
     /// List the members of the cluster
     Members,
+    /// Free room in the store, member by member
+    ///
+    /// Deletes the history of all keys, then rewrites the database of each member without its free room. A member serves
+    /// nothing until then. Refuses while the cluster would lose its majority.
+    Defragment,
+    /// End the alarms of the store
+    ///
+    /// Refuses while the cause of an alarm remains: a full store, or a member with corrupt data.
+    Disarm,
     /// Create or revoke join tickets
     #[command(subcommand)]
     Ticket(TicketCommand),
@@ -96,6 +108,8 @@ struct ClusterView {
     history: Vec<String>,
     node: Option<String>,
     cluster: Option<String>,
+    /// What does not keep the node from taking part, with what to do.
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -111,6 +125,7 @@ impl From<v1::ClusterResponse> for ClusterView {
             history: cluster.history,
             node: non_empty(cluster.node),
             cluster: non_empty(cluster.cluster),
+            warnings: cluster.warnings,
         }
     }
 }
@@ -123,6 +138,32 @@ struct MemberView {
     peer_urls: Vec<String>,
     learner: bool,
     this: bool,
+    /// When it was first found not to answer; absent if it answers, or has not started.
+    silent_since: Option<String>,
+    /// Its own report; absent if it does not answer.
+    facts: Option<FactsView>,
+}
+
+#[derive(Debug, Serialize)]
+struct FactsView {
+    version: String,
+    applied_index: u64,
+    store_bytes: u64,
+    used_bytes: u64,
+    /// Absent if it does not report it.
+    quota_bytes: Option<u64>,
+}
+
+impl From<v1::MemberFacts> for FactsView {
+    fn from(facts: v1::MemberFacts) -> Self {
+        Self {
+            version: facts.version,
+            applied_index: facts.applied_index,
+            store_bytes: facts.store_bytes,
+            used_bytes: facts.used_bytes,
+            quota_bytes: Some(facts.quota_bytes).filter(|quota| *quota > 0),
+        }
+    }
 }
 
 impl From<v1::Member> for MemberView {
@@ -133,8 +174,21 @@ impl From<v1::Member> for MemberView {
             peer_urls: member.peer_urls,
             learner: member.is_learner,
             this: member.is_this,
+            silent_since: time_text(member.silent_since),
+            facts: member.facts.map(FactsView::from),
         }
     }
+}
+
+#[derive(Debug, Serialize)]
+struct DefragmentView {
+    /// The names of the members.
+    defragmented: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct DisarmView {
+    disarmed: Vec<String>,
 }
 
 /// A created ticket without its secrets.
@@ -160,6 +214,8 @@ impl ClusterCommand {
             Self::Status => show_status(api, printer).await,
             Self::Bootstrap => bootstrap(api, printer).await,
             Self::Members => show_members(api, printer).await,
+            Self::Defragment => defragment(api, printer).await,
+            Self::Disarm => disarm(api, printer).await,
             Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
             Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
         }
@@ -195,6 +251,10 @@ fn print_status(cluster: &ClusterView, printer: &mut Printer) -> Result<(), Comm
     if let Some(detail) = &cluster.detail {
         printer.print_line(&format!("  {}", escape_control(detail)))?;
     }
+    for warning in &cluster.warnings {
+        let label = printer.style_text(TextStyle::Pending, "warning");
+        printer.print_line(&format!("  {label}: {}", escape_control(warning)))?;
+    }
     Ok(())
 }
 
@@ -214,8 +274,7 @@ async fn bootstrap(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Com
 }
 
 async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-    let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
-    let members: Vec<_> = answer.members.into_iter().map(MemberView::from).collect();
+    let members = list_members(api).await?;
     if printer.is_json {
         return Ok(printer.print_json(&members)?);
     }
@@ -224,10 +283,57 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
         let vote = if member.learner { "learner" } else { "yes" };
         let this = if member.this { "  (this node)" } else { "" };
         let peers = format!("{}{this}", escape_control(&member.peer_urls.join(",")));
-        [escape_control(&member.id), name, vote.to_owned(), peers]
+        let none = || "-".to_owned();
+        let (answers, facts) = match (&member.silent_since, &member.facts) {
+            (Some(since), _) => (format!("not since {since}"), None),
+            (None, Some(facts)) => ("yes".to_owned(), Some(facts)),
+            (None, None) => (none(), None),
+        };
+        let version = facts.map_or_else(none, |facts| escape_control(&facts.version));
+        let index = facts.map_or_else(none, |facts| facts.applied_index.to_string());
+        let size = facts.map_or_else(none, |facts| format!("{:.1} MB", facts.store_bytes as f64 / 1e6));
+        [escape_control(&member.id), name, vote.to_owned(), answers, version, index, size, peers]
     };
-    let rows: Vec<_> = members.iter().map(|member| (TextStyle::Plain, row(member))).collect();
-    Ok(printer.print_table(["ID", "NAME", "VOTE", "PEERS"], &rows)?)
+    let style = |member: &MemberView| match member.silent_since {
+        Some(_) => TextStyle::Bad,
+        None => TextStyle::Plain,
+    };
+    let rows: Vec<_> = members.iter().map(|member| (style(member), row(member))).collect();
+    let header = ["ID", "NAME", "VOTE", "ANSWERS", "VERSION", "INDEX", "SIZE", "PEERS"];
+    Ok(printer.print_table(header, &rows)?)
+}
+
+async fn defragment(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let members = list_members(api).await?;
+    api.raise_timeout(DEFRAGMENT_TIMEOUT);
+    let mut compact = true;
+    let mut done = Vec::new();
+    // Learners have the data, too; a member that has not started has none.
+    for member in members.into_iter().filter(|member| member.name.is_some()) {
+        let request = DefragmentRequest { member: member.id.clone(), compact };
+        api.call(async |client| client.defragment(request).await).await?;
+        compact = false;
+        let name = member.name.unwrap_or_default();
+        if !printer.is_json {
+            printer.print_line(&format!("defragmented {}", escape_control(&name)))?;
+        }
+        done.push(name);
+    }
+    if printer.is_json { Ok(printer.print_json(&DefragmentView { defragmented: done })?) } else { Ok(()) }
+}
+
+async fn disarm(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.disarm(DisarmRequest {}).await).await?;
+    let text = match answer.alarms.as_slice() {
+        [] => "the store has no alarms".to_owned(),
+        alarms => format!("ended: {}", escape_control(&alarms.join(", "))),
+    };
+    printer.print_result(&DisarmView { disarmed: answer.alarms }, &text)
+}
+
+async fn list_members(api: &mut ApiClient) -> Result<Vec<MemberView>, CommandError> {
+    let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
+    Ok(answer.members.into_iter().map(MemberView::from).collect())
 }
 
 async fn create_ticket(

@@ -1,5 +1,7 @@
 //! Rules between the keys of `[cluster]` and others.
 
+use std::time::Duration;
+
 use nodekeel_cluster::network::NodeAddress;
 use nodekeel_localstorage::volume::{ColdStart, KeyPolicy};
 
@@ -9,6 +11,9 @@ use crate::config::check::{
 };
 use crate::parts::PartDeps;
 
+/// A shorter period would cost more than it tells: a commit itself may take two seconds.
+const SHORTEST_PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
 /// Checks the rules between fields.
 pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
@@ -16,6 +21,10 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
     // A deadline of 0 would end each attempt before it starts.
     if cluster.deadline.is_zero() {
         return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
+    }
+    check_duration("cluster.progress_period", Some(cluster.progress_period))?;
+    if cluster.progress_period < SHORTEST_PROGRESS_PERIOD {
+        return reject_field("cluster.progress_period", "must be at least 500ms; use \"2500ms\"");
     }
     if let Some(record) = &cluster.bootstrap_record {
         check_absolute_path("cluster.bootstrap_record", record)?;

@@ -28,6 +28,9 @@ pub struct ClusterConfig {
     /// Timeout until the node is in its cluster.
     #[serde(default = "default_deadline", deserialize_with = "value::deserialize_duration")]
     pub deadline: Duration,
+    /// The time without a commit in the cluster after which the node's member proposes one itself, to see that it can.
+    #[serde(default = "default_progress_period", deserialize_with = "value::deserialize_duration")]
+    pub progress_period: Duration,
     /// True if this node creates golden tickets.
     #[serde(default)]
     pub golden_tickets: bool,
@@ -39,4 +42,9 @@ pub struct ClusterConfig {
 /// The library's default: etcd starts in less than two seconds, and a DHCP lease may take a minute.
 fn default_deadline() -> Duration {
     Duration::from_secs(120)
+}
+
+/// The library's default: with the two seconds of a commit it stays below five.
+fn default_progress_period() -> Duration {
+    Duration::from_millis(2500)
 }

@@ -4,17 +4,23 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 
-use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
+use nodekeel_cluster::consensus::{
+    ClusterAccess, Member, MemberFacts, MemberId, MembershipError, PeerUrl, StoreMaintenance,
+    check_defragment, check_disarm,
+};
 use nodekeel_cluster::enrolment::{
     BootstrapRefusal, ClusterNode, EnrolmentPhase, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause,
 };
 use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
 use tonic::{Code, Status};
 
+use super::warnings::{present_warnings, warning_text};
 use crate::config::NodedConfig;
 use crate::error_chain::error_chain;
 use crate::v1;
+use crate::wire::timestamp;
 
 /// The state of a node in its cluster whose member can't take part at present.
 const UNHEALTHY: &str = "Unhealthy";
@@ -62,6 +68,7 @@ pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1:
         history: cluster.phase_history().iter().map(ToString::to_string).collect(),
         node: node.unwrap_or_default(),
         cluster: id.unwrap_or_default(),
+        warnings: present_warnings(cluster).iter().map(warning_text).collect(),
     }
 }
 
@@ -103,14 +110,71 @@ pub(crate) async fn list_members(cluster: &ClusterNode) -> Result<v1::MembersRes
         Status::new(membership_error_code(&error), text)
     })?;
     let this = member.this_member().id;
-    let wire = |member: Member| v1::Member {
-        is_this: member.id == this,
-        id: member.id.to_string(),
-        name: member.name.unwrap_or_default(),
-        peer_urls: member.peer_urls,
-        is_learner: member.is_learner,
+    let report = member.cluster_report();
+    let wire = |member: Member| {
+        let report = report.members.iter().find(|report| report.member.id == member.id);
+        v1::Member {
+            is_this: member.id == this,
+            id: member.id.to_string(),
+            name: member.name.unwrap_or_default(),
+            peer_urls: member.peer_urls,
+            is_learner: member.is_learner,
+            silent_since: report.and_then(|report| report.silent_since).and_then(timestamp),
+            facts: report.and_then(|report| report.facts.clone()).map(wire_facts),
+        }
     };
     Ok(v1::MembersResponse { members: listed.into_iter().map(wire).collect() })
+}
+
+pub(crate) async fn defragment(
+    cluster: &ClusterNode,
+    request: &v1::DefragmentRequest,
+) -> Result<v1::DefragmentResponse, Status> {
+    let (access, maintenance) = store_maintenance(cluster)?;
+    let id = u64::from_str_radix(&request.member, 16).map(MemberId);
+    let id =
+        id.map_err(|_| Status::invalid_argument(format!("invalid id of a member: {:?}", request.member)))?;
+    check_defragment(&access.cluster_report(), id)
+        .map_err(|reason| Status::failed_precondition(format!("can't defragment a member: {reason}")))?;
+    if request.compact {
+        maintenance.compact().await.map_err(|error| membership_status(&error))?;
+    }
+    maintenance.defragment(id).await.map_err(|error| membership_status(&error))?;
+    Ok(v1::DefragmentResponse {})
+}
+
+pub(crate) async fn disarm(cluster: &ClusterNode) -> Result<v1::DisarmResponse, Status> {
+    let (access, maintenance) = store_maintenance(cluster)?;
+    let mut alarms = Vec::new();
+    for (member, alarm) in maintenance.list_alarms().await.map_err(|error| membership_status(&error))? {
+        check_disarm(&access.cluster_report(), member, &alarm)
+            .map_err(|reason| Status::failed_precondition(format!("can't end an alarm: {reason}")))?;
+        maintenance.disarm(member, &alarm).await.map_err(|error| membership_status(&error))?;
+        alarms.push(format!("{} of {}", alarm.kind, alarm.member));
+    }
+    Ok(v1::DisarmResponse { alarms })
+}
+
+fn store_maintenance(cluster: &ClusterNode) -> Result<(ClusterAccess, Arc<dyn StoreMaintenance>), Status> {
+    let access =
+        cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+    let maintenance = access.store_maintenance();
+    let none = || Status::failed_precondition("the cluster's store needs no maintenance: it is in memory");
+    Ok((access, maintenance.ok_or_else(none)?))
+}
+
+fn membership_status(error: &MembershipError) -> Status {
+    Status::new(membership_error_code(error), error_chain(error))
+}
+
+fn wire_facts(facts: MemberFacts) -> v1::MemberFacts {
+    v1::MemberFacts {
+        version: facts.version,
+        applied_index: facts.applied_index,
+        store_bytes: facts.store_bytes,
+        used_bytes: facts.used_bytes,
+        quota_bytes: facts.quota_bytes.unwrap_or_default(),
+    }
 }
 
 pub(crate) async fn create_ticket(

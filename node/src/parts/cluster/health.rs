@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentState, WaitCause};
 
 use super::DN;
+use super::warnings::present_warnings;
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
 use crate::program_name::program_name;
 
@@ -15,7 +16,8 @@ pub(super) fn health_source(cluster: ClusterNode, ticket: PathBuf) -> impl Healt
             let clause = cluster.condition().map(|clause| clause.to_string()).unwrap_or_default();
             describe_condition(found, &cluster.current_state(), &clause, &ticket)
         });
-        found.into_iter().collect::<Vec<_>>()
+        let warnings = present_warnings(&cluster);
+        found.into_iter().chain(warnings).collect::<Vec<_>>()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Metrics of the cluster: the phase of the node's enrolment, and whether it takes part.
+//! Metrics of the cluster: the phase of the node's enrolment, whether it takes part, its voters, and the size of the store.
 
 use std::fmt;
 
@@ -38,6 +38,33 @@ impl Collector for ClusterCollector {
         let takes_part = matches!(state, EnrolmentState::Running(_)) && self.0.condition().is_none();
         let help = "Whether the node takes part in its cluster: it has a leader, a vote, and no alarm";
         let metric = encoder.encode_descriptor("nodekeel_cluster_healthy", help, None, MetricType::Gauge)?;
-        ConstGauge::new(i64::from(takes_part)).encode(metric)
+        ConstGauge::new(i64::from(takes_part)).encode(metric)?;
+        // While the node can't take part, nothing is known of the others.
+        let Some(access) = self.0.cluster_access().ok().filter(|_| takes_part) else { return Ok(()) };
+        let report = access.cluster_report();
+        let (voters, silent) = (report.voter_count(), report.silent_voters().count());
+        let help = "Voters of the cluster, by whether they answer this node";
+        let mut gauges =
+            encoder.encode_descriptor("nodekeel_cluster_voters", help, None, MetricType::Gauge)?;
+        for (state, count) in [("answering", voters - silent), ("silent", silent)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(gauges.encode_family(&[("state", state)])?)?;
+        }
+        let own = report.members.iter().find(|report| report.member.id == access.this_member().id);
+        let Some(facts) = own.and_then(|own| own.facts.as_ref()) else { return Ok(()) };
+        let help = "Size of this node's copy of the store; it rejects writes when the size reaches the quota";
+        let mut gauges =
+            encoder.encode_descriptor("nodekeel_cluster_store_bytes", help, None, MetricType::Gauge)?;
+        let kinds = [
+            ("size", Some(facts.store_bytes)),
+            ("used", Some(facts.used_bytes)),
+            ("quota", facts.quota_bytes),
+        ];
+        for (kind, bytes) in kinds {
+            let Some(bytes) = bytes else { continue };
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            ConstGauge::new(bytes).encode(gauges.encode_family(&[("kind", kind)])?)?;
+        }
+        Ok(())
     }
 }

@@ -419,6 +419,24 @@ impl Control for ControlService {
         Ok(Response::new(cluster::list_members(&self.cluster()?).await?))
     }
 
+    async fn defragment(
+        &self,
+        request: Request<v1::DefragmentRequest>,
+    ) -> Result<Response<v1::DefragmentResponse>, Status> {
+        let request = self.record_action(request, |request| {
+            (CLUSTER_DN, format!("defragmentation of member {}", request.member))
+        });
+        Ok(Response::new(cluster::defragment(&self.cluster()?, &request).await?))
+    }
+
+    async fn disarm(
+        &self,
+        request: Request<v1::DisarmRequest>,
+    ) -> Result<Response<v1::DisarmResponse>, Status> {
+        self.record_action(request, |_| (CLUSTER_DN, "end of the store's alarms".into()));
+        Ok(Response::new(cluster::disarm(&self.cluster()?).await?))
+    }
+
     async fn create_golden_ticket(
         &self,
         request: Request<v1::CreateGoldenTicketRequest>,

@@ -1,0 +1,126 @@
+//! Warnings about a cluster in which the node takes part.
+
+use nodekeel_cluster::consensus::{ClusterReport, Member, MemberId, PeerUrl};
+use nodekeel_cluster::enrolment::ClusterNode;
+use prost_types::Timestamp;
+
+use crate::health::{HealthCondition, format_bytes};
+
+/// The used part of the quota from which on there is a warning.
+const FULL_PERCENT: u64 = 80;
+
+/// The warnings about the cluster of a node that takes part in it; none for any other node.
+pub(super) fn present_warnings(cluster: &ClusterNode) -> Vec<HealthCondition> {
+    let access = cluster.cluster_access().ok().filter(|_| cluster.condition().is_none());
+    access
+        .map(|access| cluster_warnings(&access.cluster_report(), access.this_member().id))
+        .unwrap_or_default()
+}
+
+/// The voters that do not answer while a majority does, and a store of this node's member that is nearly full.
+fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthCondition> {
+    let (voters, silent) = (report.voter_count(), report.silent_voters().count());
+    let mut found: Vec<_> = report
+        .silent_voters()
+        .map(|(member, since)| {
+            let problem = format!("does not answer, and {} of {voters} voters do", voters - silent);
+            let name = member.name.as_deref().unwrap_or("NODE");
+            let hint = format!(
+                "start its node, or restore the network to it; if it is lost, remove member {name} from the cluster"
+            );
+            HealthCondition::warning(format!("voter {}", member_host(member)), problem)
+                .since(Some(since))
+                .hint(hint)
+        })
+        .collect();
+    found.extend(report.members.iter().filter(|report| report.differs).map(|report| {
+        let name = report.member.name.as_deref().unwrap_or("NODE");
+        let problem = "has other data than a majority of the voters, and must not be read from";
+        HealthCondition::warning(format!("voter {}", member_host(&report.member)), problem).hint(format!(
+            "remove member {name} from the cluster, reset its node, and join it by another ticket"
+        ))
+    }));
+    let own = report.members.iter().find(|report| report.member.id == this);
+    if let Some((facts, quota)) =
+        own.and_then(|own| Some((own.facts.as_ref()?, own.facts.as_ref()?.quota_bytes?)))
+        && facts.store_bytes >= quota / 100 * FULL_PERCENT
+    {
+        let [size, quota, used] = [facts.store_bytes, quota, facts.used_bytes].map(format_bytes);
+        found.push(
+            HealthCondition::warning(
+                "etcd's store",
+                format!("has {size} of {quota}, at which it rejects writes; {used} are in use"),
+            )
+            .hint("delete keys that are not needed, then `nodectl cluster defragment`"),
+        );
+    }
+    found
+}
+
+/// A warning as a line.
+pub(super) fn warning_text(warning: &HealthCondition) -> String {
+    let HealthCondition { object, problem, hint, .. } = warning;
+    let since = warning.since.map(|since| {
+        // Of a warning, the second is enough.
+        format!(", since {}", Timestamp { nanos: 0, ..Timestamp::from(since) })
+    });
+    let since = since.unwrap_or_default();
+    format!("{object} {problem}{since}; {hint}")
+}
+
+/// The host at which the others reach a member, or its id.
+fn member_host(member: &Member) -> String {
+    let url = member.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
+    url.map_or_else(|| member.id.to_string(), |url| url.host().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use nodekeel_cluster::consensus::{MemberFacts, MemberReport};
+
+    use super::*;
+
+    fn member(id: u64, is_learner: bool) -> Member {
+        Member::new(
+            MemberId(id),
+            Some(format!("n{id}")),
+            vec![format!("https://10.0.0.{id}:7834")],
+            is_learner,
+        )
+    }
+
+    fn lines(members: Vec<MemberReport>) -> Vec<String> {
+        cluster_warnings(&ClusterReport::new(members), MemberId(1)).iter().map(warning_text).collect()
+    }
+
+    #[test]
+    fn a_silent_voter_is_named_with_since_and_a_silent_learner_is_not() {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_millis(1_785_000_000_500);
+        let answers = |id| MemberReport::new(member(id, false), None);
+        let silent = |id, is_learner| MemberReport::silent(member(id, is_learner), since);
+        assert_eq!(
+            lines(vec![answers(1), answers(2), silent(3, false), silent(4, true)]),
+            [
+                "voter 10.0.0.3 does not answer, and 2 of 3 voters do, since 2026-07-25T17:20:00Z; start its node, or restore the \
+              network to it; if it is lost, remove member n3 from the cluster"
+            ]
+        );
+        assert_eq!(lines(vec![answers(1), answers(2), answers(3)]), [""; 0]);
+    }
+
+    #[test]
+    fn the_own_store_that_is_nearly_full_is_a_warning() {
+        let with = |id, store_bytes| {
+            let mut facts = MemberFacts::default();
+            (facts.store_bytes, facts.used_bytes, facts.quota_bytes) =
+                (store_bytes, 1 << 20, Some(100 << 20));
+            MemberReport::new(member(id, false), Some(facts))
+        };
+        assert_eq!(lines(vec![with(1, 79 << 20), with(2, 99 << 20)]), [""; 0]);
+        let text = "etcd's store has 80.0 MiB of 100.0 MiB, at which it rejects writes; 1.0 MiB are in use; delete keys \
+                    that are not needed, then `nodectl cluster defragment`";
+        assert_eq!(lines(vec![with(1, 80 << 20)]), [text]);
+    }
+}
