@@ -8,7 +8,7 @@
 //!                 processes/      0700  records of child processes, and the output of kept ones
 //!                 notify/         0711  the sockets of services for sd_notify(3), each 0600 of its service's user
 //!             esp/                0700  data-volume.id 0600; with [cluster]: enrolment.pb 0600, and the step journal of
-//!                                       the enrolment; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
+//!                                       the enrolment, and enrolment.starts 0400; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
 //!                                       and the step journal of its creation; data-volume.faults 0600 and
 //!                                       data-volume.scrub 0600 once there was one
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644

@@ -76,6 +76,40 @@ pub enum ConsensusError {
         /// The URL at which it answers.
         url: PeerUrl,
     },
+    /// The data is older than the file outside of the data volume: it was put back alone. Nothing was started.
+    #[error(
+        "the data of member {name} is older than this node: it has its start {own}, and {} has {seen}; put the newest \
+         data back; if no newer data exists, join again by a new ticket; in a cluster without other members, which then \
+         loses what was written since, remove {}",
+        .record.display(), .record.display()
+    )]
+    OlderData {
+        /// The member.
+        name: MemberName,
+        /// The last start that the data has.
+        own: u64,
+        /// The last start that the file has.
+        seen: u64,
+        /// The file.
+        record: PathBuf,
+    },
+    /// Another member has seen a later start of this one than its disk: this is a copy of it that was put back, which
+    /// has forgotten what the member has acknowledged since. Nothing was started.
+    #[error(
+        "the disk of member {name} is an older copy: it has its start {own}, and member {witness} has seen start \
+         {seen}; starting it would lose writes; let this node join again as a new member: remove {name} on another \
+         node, `nodectl reset` here, and join by another ticket"
+    )]
+    OlderDisk {
+        /// The member.
+        name: MemberName,
+        /// The last start that the disk has.
+        own: u64,
+        /// The last start that the other member has seen.
+        seen: u64,
+        /// The other member.
+        witness: String,
+    },
     /// The certificate is revoked: the node was expelled.
     #[error(
         "this member's certificate {} is revoked: reset this node, and join by another ticket",

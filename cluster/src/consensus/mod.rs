@@ -69,6 +69,7 @@ pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 ///   certified for the new address and listed there before it is `Running`.
 /// - A member without data starts in an existing cluster only if a majority of that cluster lists it as a
 ///   learner that has never started, on this host or another: otherwise its status is [`MemberStatus::Refused`].
+/// - A voter whose disk is older than a start of it that another member has seen does not start.
 /// - No mode destroys existing data. Data that does not match the mode is an error that names it.
 /// - When the service ends, for any reason, the status leaves `Running` before the service's future
 ///   completes. A [`ClusterAccess`] that is still held returns errors, and never accesses a later run.

@@ -263,7 +263,7 @@ impl ClusterPlan {
             enrolment: enrolment_sources(state),
             network: self.network(node)?,
             volume,
-            consensus: self.new_consensus(node.config().node.grace),
+            consensus: self.new_consensus(node.config().node.grace, state.path()),
             local_names: LocalNames {
                 hosts: Some(names.hosts),
                 machine_id: Some(names.machine_id),
@@ -284,7 +284,7 @@ impl ClusterPlan {
         Ok(cluster)
     }
 
-    fn new_consensus(&self, grace: Duration) -> ConsensusFactory {
+    fn new_consensus(&self, grace: Duration, state: &Path) -> ConsensusFactory {
         match &self.consensus {
             ConsensusBackend::Memory { .. } => {
                 ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new()))
@@ -296,6 +296,7 @@ impl ClusterPlan {
                 etcd.extra_args.clone_from(&config.extra_args);
                 etcd.grace = grace;
                 etcd.progress_period = self.config.progress_period;
+                etcd.start_record = Some(state.join(START_RECORD));
                 ConsensusFactory::etcd_on_volume(etcd)
             }
             ConsensusBackend::Provided(consensus) => consensus.clone(),
@@ -323,3 +324,7 @@ fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
         Err(_) => EnrolmentSources::new([EnrolmentSource::FwCfg(state.path().join("enrolment.pb"))]),
     }
 }
+
+/// The count of the member's starts in `esp/`: outside of the volume, which has a count, too. A reset removes it with the
+/// other files of the enrolment.
+const START_RECORD: &str = "enrolment.starts";

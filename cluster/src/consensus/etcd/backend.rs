@@ -1,4 +1,4 @@
-//! The versions that etcd has written into its own database, read without etcd.
+//! The versions and the members that etcd has written into its own database, read without etcd.
 
 use std::fs::File;
 use std::io;
@@ -44,6 +44,20 @@ pub(super) fn highest_version(file: &File) -> io::Result<Option<EtcdVersion>> {
     Ok(highest)
 }
 
+/// The members in this database, as etcd writes and serves them: each in JSON. None at all if its file cannot be
+/// understood.
+///
+/// *Source:* `Members` in etcd's `schema/bucket.go`, and `mustSaveMemberToBackend` in `schema/membership.go`.
+pub(super) fn stored_members(file: &File) -> io::Result<Vec<Vec<u8>>> {
+    let mut members = Vec::new();
+    if let Some(db) = Db::open(file)?
+        && let Some(bucket) = db.find(db.page(db.root)?, b"members")?
+    {
+        db.collect_values(db.bucket_page(&bucket)?, MAX_DEPTH, &mut members)?;
+    }
+    Ok(members)
+}
+
 struct Db<'a> {
     file: &'a File,
     page_size: u64,
@@ -85,11 +99,28 @@ impl<'a> Db<'a> {
         }
     }
 
+    /// All values in the tree below this page.
+    fn collect_values(&self, page: Option<Vec<u8>>, depth: u32, values: &mut Vec<Vec<u8>>) -> io::Result<()> {
+        let Some(bytes) = page.filter(|_| depth > 0) else { return Ok(()) };
+        match page_flags(&bytes) {
+            Some(LEAF_PAGE) => {
+                values.extend(elements(&bytes).filter_map(|at| Some(leaf_element(&bytes, at)?.1.to_vec())));
+            }
+            Some(BRANCH_PAGE) => {
+                for child in elements(&bytes).filter_map(|at| number(&bytes, at + 8, 8)) {
+                    self.collect_values(self.page(child)?, depth - 1, values)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// The value of a key in the tree below this page.
     fn find(&self, mut page: Option<Vec<u8>>, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         for _ in 0..MAX_DEPTH {
             let Some(bytes) = page else { return Ok(None) };
-            match number(&bytes, 8, 2).and_then(|flags| u16::try_from(flags).ok()) {
+            match page_flags(&bytes) {
                 Some(LEAF_PAGE) => return Ok(leaf_value(&bytes, key)),
                 Some(BRANCH_PAGE) => match branch_child(&bytes, key) {
                     Some(child) => page = self.page(child)?,
@@ -110,16 +141,26 @@ fn parse_meta(meta: &[u8]) -> Option<(u64, u32, u64)> {
     is_intact.then_some((number(meta, 48, 8)?, page_size, number(meta, 16, 8)?))
 }
 
+fn page_flags(page: &[u8]) -> Option<u16> {
+    number(page, 8, 2).and_then(|flags| u16::try_from(flags).ok())
+}
+
 fn leaf_value(page: &[u8], key: &[u8]) -> Option<Vec<u8>> {
     for at in elements(page) {
-        let position = at + usize::try_from(number(page, at + 4, 4)?).ok()?;
-        let key_end = position + usize::try_from(number(page, at + 8, 4)?).ok()?;
-        if page.get(position..key_end)? == key {
-            let value_end = key_end + usize::try_from(number(page, at + 12, 4)?).ok()?;
-            return page.get(key_end..value_end).map(<[u8]>::to_vec);
+        let (found, value) = leaf_element(page, at)?;
+        if found == key {
+            return Some(value.to_vec());
         }
     }
     None
+}
+
+/// The key and the value of the element at this offset.
+fn leaf_element(page: &[u8], at: usize) -> Option<(&[u8], &[u8])> {
+    let position = at + usize::try_from(number(page, at + 4, 4)?).ok()?;
+    let key_end = position + usize::try_from(number(page, at + 8, 4)?).ok()?;
+    let value_end = key_end + usize::try_from(number(page, at + 12, 4)?).ok()?;
+    Some((page.get(position..key_end)?, page.get(key_end..value_end)?))
 }
 
 /// The last child whose first key is not above this one.
@@ -180,6 +221,7 @@ mod tests {
             let mut file = tempfile::tempfile().unwrap();
             io::Write::write_all(&mut file, &content).unwrap();
             assert_eq!(highest_version(&file).unwrap(), None);
+            assert!(stored_members(&file).unwrap().is_empty());
         }
     }
 }

@@ -20,6 +20,9 @@ pub struct EtcdConfig {
     /// Timeout from its start until it has connected to the other members. Default: one minute; then it is
     /// restarted.
     pub ready_within: Duration,
+    /// A file outside of the data volume that counts the member's starts, too: with it, data that was put back alone is
+    /// recognised without another member. Default: none.
+    pub start_record: Option<PathBuf>,
     /// Grace period of a stop. Default: ten seconds.
     pub grace: Duration,
     /// The time without a commit after which the member proposes one itself, to see that it can. The loss of progress is
@@ -39,6 +42,7 @@ impl EtcdConfig {
             client_port: DEFAULT_CLIENT_PORT,
             extra_args: Vec::new(),
             ready_within: Duration::from_secs(60),
+            start_record: None,
             grace: Duration::from_secs(10),
             progress_period: Duration::from_millis(2500),
         }

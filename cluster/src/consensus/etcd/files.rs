@@ -26,6 +26,8 @@ nodekeel_localstorage::layout! {
         pub(super) etcd_version: LayoutFile = "etcd_version", 0o400;
         /// Written when the data was found to differ from that of a majority: it must not be served.
         pub(super) data_differs: LayoutFile = "data_differs", 0o400;
+        /// The number of the member's last start: see [`starts`](super::starts).
+        pub(super) start: LayoutFile = "start", 0o400;
     }
 }
 
@@ -53,6 +55,8 @@ pub(super) struct PreparedFiles {
     pub(super) pending_ca: Option<PendingCa>,
     /// True if the list of revoked certificates is missing, although etcd has data, which has the list.
     pub(super) lacks_crl: bool,
+    /// True if etcd resumes from its log: the member has started before, and may have acknowledged writes.
+    pub(super) has_log: bool,
     /// The question to the cluster before the member starts, if any.
     pub(super) join_question: Option<JoinQuestion>,
 }
@@ -65,6 +69,7 @@ impl PreparedFiles {
             client_credentials: None,
             pending_ca: None,
             lacks_crl: false,
+            has_log: false,
             join_question: None,
         }
     }
@@ -120,7 +125,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     })?;
     // A member without a log gets its list above; one with a log has it in its data, and only there.
     let lacks_crl = has_log && list.is_none();
-    let prepared = PreparedFiles { client_credentials: client, lacks_crl, ..prepared };
+    let prepared = PreparedFiles { client_credentials: client, lacks_crl, has_log, ..prepared };
     // With client credentials it can have its key certified again.
     if prepared.client_credentials.is_none() {
         check_address(files, start, &prepared.credentials)?;
@@ -248,7 +253,7 @@ pub(super) fn store_member_credentials(
     files.peer_pki.store_credentials(credentials).map_err(ConsensusError::Credentials)
 }
 
-fn pki_dirs(files: &EtcdDir) -> Result<PkiDirs, ConsensusError> {
+pub(super) fn pki_dirs(files: &EtcdDir) -> Result<PkiDirs, ConsensusError> {
     files.add_layout().map_err(ConsensusError::backend("place the member's files"))
 }
 

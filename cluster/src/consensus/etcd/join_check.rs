@@ -178,7 +178,7 @@ impl JoinCheck<'_> {
 }
 
 /// etcd closes a connection whose certificate it rejects, without a word.
-fn explain_rejection(error: io::Error) -> BoxError {
+pub(super) fn explain_rejection(error: io::Error) -> BoxError {
     match error.kind() {
         ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
             format!("it rejects this node's certificate, which may be revoked ({error})").into()

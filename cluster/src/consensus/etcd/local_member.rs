@@ -8,6 +8,7 @@ use nodekeel_supervisor::process::{Process, Readiness};
 
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
+use super::starts::StartNumber;
 use super::version::EtcdVersion;
 use crate::consensus::{MemberName, Peer, PeerUrl};
 
@@ -42,9 +43,17 @@ impl LocalMember<'_> {
     }
 
     /// etcd as a member. It signals ready when it has joined its cluster, even as a learner.
-    pub(super) fn member_process(&self, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
+    ///
+    /// The number of this start is in the URL for clients, which etcd publishes in the list of members at each start.
+    pub(super) fn member_process(
+        &self,
+        initial: &InitialCluster,
+        version: Option<EtcdVersion>,
+        start: StartNumber,
+    ) -> Process {
         let list = self.files.peer_crl.path();
         self.process(self.files.peer_pki.ca.path(), initial, version)
+            .args(["--advertise-client-urls", &start.mark_url(&self.client_url())])
             .arg("--client-crl-file")
             .arg(list)
             .arg("--peer-crl-file")
@@ -56,19 +65,24 @@ impl LocalMember<'_> {
     /// etcd with its data, which talks to the holder of this certificate alone, and checks no list of revoked
     /// ones.
     pub(super) fn isolated_process(&self, trusted: &Path, version: Option<EtcdVersion>) -> Process {
-        self.process(trusted, &InitialCluster::FromData, version)
+        let process = self.process(trusted, &InitialCluster::FromData, version);
+        process.args(["--advertise-client-urls", &self.client_url()])
+    }
+
+    fn client_url(&self) -> String {
+        format!("https://{}", self.client_socket())
     }
 
     /// The common part. It trusts those that this certificate has issued, or its holder.
     fn process(&self, trusted: &Path, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
         let LocalMember { config, files, name, .. } = self;
-        let (peer, client) = (self.peer_url(), format!("https://{}", self.client_socket()));
+        let (peer, client) = (self.peer_url(), self.client_url());
         let pki = &files.peer_pki;
         Process::new(&config.binary)
             .args(["--name", name.as_str()])
             .arg("--data-dir")
             .arg(files.data.path())
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-client-urls", &client])
             .args(["--listen-peer-urls", peer.as_str(), "--initial-advertise-peer-urls", peer.as_str()])
             .args(tls_args("--", pki.certificate.path(), pki.key.path(), trusted))
             .arg("--client-cert-auth")

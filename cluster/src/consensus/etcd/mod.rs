@@ -15,6 +15,8 @@
 //!    yet;
 //! 4. the CA is saved into etcd, once, and removed from the disk. From now on the data is never touched.
 //!
+//! A member that has a log asks the others, before etcd starts, whether its disk is an older copy: see `starts.rs`.
+//!
 //! A member that restarts at another address starts etcd there with its old certificate, has its key
 //! certified for the new address, and then updates its peer URL in the list. Its own client has a certificate
 //! that names no host, which was issued when the member first ran; it reaches the other members before they
@@ -41,7 +43,9 @@ mod members;
 mod peer_client;
 mod promote;
 mod retry_pause;
+mod starts;
 mod version;
+mod witness;
 
 use std::sync::Arc;
 
@@ -70,6 +74,7 @@ use self::maintenance::EtcdMaintenance;
 use self::members::EtcdMembers;
 use self::peer_client::PeerClient;
 use self::retry_pause::RetryPause;
+use self::starts::MemberStart;
 use self::version::EtcdVersion;
 use super::kv::{KeyRange, KvStore};
 use super::{
@@ -148,6 +153,13 @@ impl MemberRun<'_> {
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
+        // A voter whose disk is an older copy must not start. This wait, too, has no end without a majority.
+        let counting = MemberStart { member: self.member, prepared: &prepared };
+        let start = tokio::select! {
+            biased;
+            canceled = self.ctx.canceled() => return Err(canceled.into()),
+            counted = counting.wait_confirmed(self.reporter) => counted?,
+        };
         // Until the member has a list of its own, the ticket's tells the health check whom to ask.
         let known_peers = match &prepared.initial_cluster {
             InitialCluster::Existing { peers } => peers.clone(),
@@ -155,7 +167,7 @@ impl MemberRun<'_> {
         };
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
-        let process = self.member.member_process(&prepared.initial_cluster, version);
+        let process = self.member.member_process(&prepared.initial_cluster, version, start);
         let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
         let watched = exits.clone();
         // All of these last as long as the run: the first one to end ends it.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use etcd_client as api;
 use hyper_util::rt::TokioIo;
-use nodekeel_localstorage::pki::Credentials;
-use serde::Deserialize;
+use nodekeel_localstorage::pki::{Certificate, Credentials};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -19,11 +19,16 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tonic::transport::Endpoint;
 
+use super::starts::StartNumber;
 use crate::BoxError;
 use crate::consensus::{Member, MemberId, PeerUrl};
 
 /// The timeout of a request: three round trips and an answer from memory.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The header with the last start of the asked member that the asking one has seen: etcd ignores it, and a
+/// [`witness`](super::witness) reads it.
+pub(super) const SEEN_HEADER: &str = "X-Nodekeel-Start-Seen";
 
 /// The longest answer that is read: a list of many more members than etcd supports.
 const MAX_ANSWER: usize = 1 << 20;
@@ -32,10 +37,10 @@ const MAX_ANSWER: usize = 1 << 20;
 #[derive(Clone)]
 pub(super) struct PeerClient(TlsConnector);
 
-/// A member in the answer to `GET /members`.
+/// A member in the answer to `GET /members`, and in etcd's database.
 ///
 /// *Source:* `membership.Member` in etcd's `server/etcdserver/api/membership/member.go`.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub(super) struct ListedMember {
     id: u64,
     #[serde(default)]
@@ -54,11 +59,8 @@ impl PeerClient {
     /// # Errors
     /// The credentials are not valid for TLS.
     pub(super) fn new(credentials: &Credentials) -> io::Result<PeerClient> {
-        let mut roots = RootCertStore::empty();
-        roots.add(parse_certificate(&credentials.ca.to_pem())?).map_err(io::Error::other)?;
-        let key =
-            PrivateKeyDer::from_pem_slice(credentials.key.to_pem().as_bytes()).map_err(io::Error::other)?;
-        let chain = vec![parse_certificate(&credentials.certificate.to_pem())?];
+        let roots = root_store(&credentials.ca)?;
+        let (chain, key) = identity(credentials)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -71,7 +73,7 @@ impl PeerClient {
 
     /// Returns whether the member of this name answers at its peer URL.
     pub(super) async fn is_answering(&self, name: &str, url: &PeerUrl) -> bool {
-        let answered = timeout(REQUEST_TIMEOUT, self.get(name, url, "/version")).await;
+        let answered = timeout(REQUEST_TIMEOUT, self.get(name, url, "/version", "")).await;
         matches!(answered, Ok(Ok(_)))
     }
 
@@ -88,7 +90,22 @@ impl PeerClient {
     /// # Errors
     /// Those of [`list_members`](Self::list_members).
     pub(super) async fn list_entries(&self, name: &str, url: &PeerUrl) -> io::Result<Vec<ListedMember>> {
-        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members")).await??;
+        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members", "")).await??;
+        Ok(serde_json::from_slice(&answer)?)
+    }
+
+    /// The same, and tells the member the last start of it that this one has seen.
+    ///
+    /// # Errors
+    /// Those of [`list_members`](Self::list_members).
+    pub(super) async fn list_entries_telling(
+        &self,
+        name: &str,
+        url: &PeerUrl,
+        seen: StartNumber,
+    ) -> io::Result<Vec<ListedMember>> {
+        let header = format!("{SEEN_HEADER}: {}\r\n", seen.0);
+        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members", &header)).await??;
         Ok(serde_json::from_slice(&answer)?)
     }
 
@@ -113,10 +130,11 @@ impl PeerClient {
 
     /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its
     /// head has.
-    async fn get(&self, name: &str, url: &PeerUrl, path: &str) -> io::Result<Vec<u8>> {
+    async fn get(&self, name: &str, url: &PeerUrl, path: &str, header: &str) -> io::Result<Vec<u8>> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let mut stream = self.0.connect(server, connect(url).await?).await?;
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n\r\n").as_bytes()).await?;
+        let question = format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n{header}\r\n");
+        stream.write_all(question.as_bytes()).await?;
         let mut answer = Vec::new();
         // etcd's server may take five seconds to close the connection: its timeout of a read.
         while answer.len() < MAX_ANSWER && !is_complete(&answer) {
@@ -137,6 +155,43 @@ impl ListedMember {
         let name = Some(self.name.clone()).filter(|name| !name.is_empty());
         Member::new(MemberId(self.id), name, self.peer_urls.clone(), self.is_learner)
     }
+
+    /// The member's name; `None` until it has started for the first time.
+    pub(super) fn name(&self) -> Option<&str> {
+        Some(self.name.as_str()).filter(|name| !name.is_empty())
+    }
+
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        self.name == name
+    }
+
+    pub(super) fn is_learner(&self) -> bool {
+        self.is_learner
+    }
+
+    pub(super) fn peer_url(&self) -> Option<PeerUrl> {
+        self.peer_urls.first()?.parse().ok()
+    }
+
+    /// The member's last start that this list has seen.
+    pub(super) fn start(&self) -> StartNumber {
+        StartNumber::from_urls(&self.client_urls)
+    }
+}
+
+/// The trusted CA.
+pub(super) fn root_store(ca: &Certificate) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    roots.add(parse_certificate(&ca.to_pem())?).map_err(io::Error::other)?;
+    Ok(roots)
+}
+
+/// The certificate and the key with which a member identifies itself.
+pub(super) fn identity(
+    credentials: &Credentials,
+) -> io::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let key = PrivateKeyDer::from_pem_slice(credentials.key.to_pem().as_bytes()).map_err(io::Error::other)?;
+    Ok((vec![parse_certificate(&credentials.certificate.to_pem())?], key))
 }
 
 async fn connect(url: &PeerUrl) -> io::Result<TcpStream> {

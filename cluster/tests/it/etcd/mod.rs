@@ -6,6 +6,7 @@ mod etcd_fixture;
 mod kills;
 mod lifecycle;
 mod rejections;
+mod restored_copy;
 
 pub(crate) use etcd_fixture::{EtcdVersion, etcd_processes, retried};
 pub(crate) use rejections::etcd_client;

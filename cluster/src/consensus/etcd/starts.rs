@@ -1,0 +1,350 @@
+//! The fence: a voter whose disk is an older copy does not start.
+//!
+//! A voter's vote stands for everything that it has acknowledged. A copy of its disk that is put back has forgotten
+//! what it acknowledged since: with it, the cluster may elect a leader that lacks writes which a majority had. Raft
+//! does not notice this, and neither does etcd. So a voter counts its starts:
+//!
+//! - on its disk, next to etcd's data, and in a file outside of the data volume, both before etcd starts;
+//! - in its URL for clients, `https://HOST:PORT?start=N`. etcd publishes that URL at each start in the list of members,
+//!   so that each member keeps the last number that it has seen, and answers it from its own data at its peer port,
+//!   also without a majority.
+//!
+//! Before it starts, a voter asks the others which of its starts they have seen. A higher number than its own proves
+//! that its disk is older, and nothing is started. It starts once so many have answered that they are a majority with
+//! it: fewer can't elect a leader with its vote, so that this wait costs nothing. Voters that all start at once answer
+//! each other before they start: see [`witness`](super::witness).
+//!
+//! What this can't see: a start that every voter of the new majority has slept through; a copy of a running voter that
+//! is put back before the voter starts again; and the copy of a lone voter together with the file outside. A copy is
+//! therefore never put back: its node joins again, with another id.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use nodekeel_localstorage::tree::{EtcdDir, LayoutFile};
+use nodekeel_localstorage::{Dir, Error, FileMode};
+use nodekeel_supervisor::Failure;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+
+use super::backend::{DB_PATH, stored_members};
+use super::files::{self, PreparedFiles};
+use super::join_check::explain_rejection;
+use super::local_member::LocalMember;
+use super::peer_client::{ListedMember, PeerClient};
+use super::retry_pause::RetryPause;
+use super::witness::Witness;
+use crate::consensus::{ConsensusError, MemberName, StatusReporter};
+
+/// The longest start record that is read: a name and a number.
+const MAX_RECORD: u64 = 256;
+const START_PARAMETER: &str = "?start=";
+
+/// How often a member has started; 0 for one that has not, or that no release with this count has started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StartNumber(pub(super) u64);
+
+impl StartNumber {
+    /// The URL with this number.
+    pub(super) fn mark_url(self, url: &str) -> String {
+        format!("{url}{START_PARAMETER}{}", self.0)
+    }
+
+    /// The number in the URLs of a listed member.
+    pub(super) fn from_urls(urls: &[String]) -> StartNumber {
+        let parse = |url: &String| url.split_once(START_PARAMETER)?.1.parse().ok();
+        StartNumber(urls.iter().filter_map(parse).max().unwrap_or_default())
+    }
+}
+
+/// The decision of a voter about its start.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum StartDecision {
+    Start,
+    /// Too few have answered.
+    Wait,
+    /// This voter has seen a later start.
+    OlderDisk {
+        witness: String,
+        seen: StartNumber,
+    },
+}
+
+/// Decides whether a voter with this last start may start. `others` are the other voters of its own list, and `seen` has
+/// the last start of it that those who answered have seen.
+pub(super) fn decide_start(
+    own: StartNumber,
+    others: &[String],
+    seen: &BTreeMap<String, StartNumber>,
+) -> StartDecision {
+    // Any answer counts as evidence, also that of a learner, or of a voter that this one does not know yet.
+    if let Some((witness, seen)) = seen.iter().find(|(_, seen)| **seen > own) {
+        return StartDecision::OlderDisk { witness: witness.clone(), seen: *seen };
+    }
+    let answered = others.iter().filter(|other| seen.contains_key(*other)).count();
+    // With this one they are a majority of `others.len() + 1`.
+    let needed = others.len().div_ceil(2);
+    if answered >= needed { StartDecision::Start } else { StartDecision::Wait }
+}
+
+/// The file outside of the data volume: the member's name, a space, the number, and a line feed.
+struct OutsideRecord<'a> {
+    path: &'a Path,
+    name: &'a MemberName,
+}
+
+impl OutsideRecord<'_> {
+    fn dir(&self) -> Result<Dir, Error> {
+        Dir::open(self.path.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn file_name(&self) -> &Path {
+        Path::new(self.path.file_name().unwrap_or_default())
+    }
+
+    fn load(&self) -> Result<StartNumber, Error> {
+        match self.dir()?.read_at_most(self.file_name(), MAX_RECORD) {
+            Ok(content) => Ok(self.parse(&content).unwrap_or_default()),
+            Err(error) if error.is_not_found() => Ok(StartNumber::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A member that joins again has another name: the count of the former one is not its own.
+    fn parse(&self, content: &[u8]) -> Option<StartNumber> {
+        let (name, number) = std::str::from_utf8(content).ok()?.trim_end().split_once(' ')?;
+        (name == self.name.as_str()).then_some(StartNumber(number.parse().ok()?))
+    }
+
+    fn store(&self, start: StartNumber) -> Result<(), Error> {
+        let content = format!("{} {}\n", self.name, start.0);
+        self.dir()?.write(self.file_name(), content.as_bytes(), FileMode::new(0o400))
+    }
+}
+
+/// The members that etcd's data lists, and the last start of this one that the disk proves.
+#[derive(Debug)]
+struct DiskFacts {
+    start: StartNumber,
+    members: Vec<ListedMember>,
+}
+
+fn read_disk(files: &EtcdDir, record: &LayoutFile, name: &MemberName) -> Result<DiskFacts, ConsensusError> {
+    let failed = "read the number of the member's starts";
+    let content = record.read_if_present().map_err(ConsensusError::backend(failed))?;
+    let recorded = content.and_then(|content| std::str::from_utf8(&content).ok()?.trim_end().parse().ok());
+    let failed = "read the members in etcd's data";
+    let members = match files.data.open().and_then(|data| data.open_file(DB_PATH)) {
+        Ok(file) => list_members(&file).map_err(ConsensusError::backend(failed))?,
+        Err(error) if error.is_not_found() => Vec::new(),
+        Err(error) => return Err(ConsensusError::backend(failed)(error)),
+    };
+    let listed = members.iter().find(|member| member.is_named(name.as_str())).map(ListedMember::start);
+    let start = StartNumber(recorded.unwrap_or_default()).max(listed.unwrap_or_default());
+    Ok(DiskFacts { start, members })
+}
+
+fn list_members(file: &File) -> io::Result<Vec<ListedMember>> {
+    Ok(stored_members(file)?.iter().filter_map(|member| serde_json::from_slice(member).ok()).collect())
+}
+
+/// The start of a member.
+pub(super) struct MemberStart<'a> {
+    pub(super) member: LocalMember<'a>,
+    pub(super) prepared: &'a PreparedFiles,
+}
+
+impl MemberStart<'_> {
+    /// Waits until the member may start, and counts the start.
+    ///
+    /// # Errors
+    /// [`ConsensusError::OlderData`] and [`ConsensusError::OlderDisk`].
+    pub(super) async fn wait_confirmed(
+        &self,
+        reporter: &StatusReporter<'_>,
+    ) -> Result<StartNumber, ConsensusError> {
+        let (facts, outside) = self.read_records().await?;
+        let name = self.member.name;
+        // A member without a log has acknowledged nothing; whether it may join is another question.
+        if self.prepared.has_log {
+            if outside > facts.start {
+                return Err(ConsensusError::OlderData {
+                    name: name.clone(),
+                    own: facts.start.0,
+                    seen: outside.0,
+                    record: self.member.config.start_record.clone().unwrap_or_default(),
+                });
+            }
+            if !self.is_forced_alone() {
+                self.ask_others(&facts, reporter).await?;
+            }
+        }
+        let next = StartNumber(facts.start.max(outside).0.saturating_add(1));
+        self.count_start(next).await?;
+        Ok(next)
+    }
+
+    /// An operator makes a cluster of one of it, since the others are lost.
+    fn is_forced_alone(&self) -> bool {
+        let is_force = |arg: &String| arg.trim_start_matches('-').starts_with("force-new-cluster");
+        self.member.config.extra_args.iter().any(is_force)
+    }
+
+    async fn read_records(&self) -> Result<(DiskFacts, StartNumber), ConsensusError> {
+        let (files, name) = (self.member.files.clone(), self.member.name.clone());
+        let outside = self.member.config.start_record.clone();
+        let read = spawn_blocking(move || {
+            let facts = read_disk(&files, &files::pki_dirs(&files)?.start, &name)?;
+            let record = outside.map(|path| OutsideRecord { path: &path, name: &name }.load()).transpose();
+            let record = record.map_err(ConsensusError::backend("read the number of starts in esp/"))?;
+            Ok((facts, record.unwrap_or_default()))
+        });
+        read.await.map_err(ConsensusError::backend("read the number of the member's starts"))?
+    }
+
+    /// Before etcd starts: a start that is not counted is one that a copy of the disk could repeat.
+    async fn count_start(&self, start: StartNumber) -> Result<(), ConsensusError> {
+        let (files, name) = (self.member.files.clone(), self.member.name.clone());
+        let outside = self.member.config.start_record.clone();
+        let failed = "count the member's start";
+        let written = spawn_blocking(move || {
+            let record = files::pki_dirs(&files)?.start;
+            // First: the number outside is never above that on the disk.
+            let written = record.write(format!("{}\n", start.0).as_bytes());
+            written.map_err(ConsensusError::backend(failed))?;
+            let outside = outside.map(|path| OutsideRecord { path: &path, name: &name }.store(start));
+            outside.transpose().map(drop).map_err(ConsensusError::backend(failed))
+        });
+        written.await.map_err(ConsensusError::backend(failed))?
+    }
+
+    /// Asks the other voters, and answers those that ask, until the member may start.
+    async fn ask_others(
+        &self,
+        facts: &DiskFacts,
+        reporter: &StatusReporter<'_>,
+    ) -> Result<(), ConsensusError> {
+        let name = self.member.name.as_str();
+        let others: Vec<_> = facts.members.iter().filter(|member| !member.is_named(name)).collect();
+        let is_voter = |member: &&&ListedMember| !member.is_learner();
+        let voters: Vec<_> = others.iter().filter(is_voter).filter_map(|member| member.name()).collect();
+        let voters: Vec<String> = voters.into_iter().map(str::to_owned).collect();
+        let (mut seen, mut is_waiting) = (BTreeMap::new(), false);
+        // The only voter asks nobody.
+        if decide_start(facts.start, &voters, &seen) == StartDecision::Start {
+            return Ok(());
+        }
+        let client = PeerClient::new(self.prepared.own_client())
+            .map_err(ConsensusError::backend("use the member's credentials"))?;
+        let (sender, mut answers) = mpsc::unbounded_channel();
+        let witness = Witness::new(self.member, &self.prepared.credentials, &facts.members)?;
+        let asking = ask_all(&client, name, &others, &sender);
+        let answering = witness.answer(&sender);
+        let deciding = async {
+            let mut errors = BTreeMap::new();
+            loop {
+                match answers.recv().await {
+                    Some((voter, Ok(start))) => {
+                        errors.remove(&voter);
+                        seen.insert(voter, start);
+                    }
+                    Some((voter, Err(error))) => {
+                        errors.insert(voter, error);
+                    }
+                    // The senders live longer.
+                    None => return std::future::pending().await,
+                }
+                match decide_start(facts.start, &voters, &seen) {
+                    StartDecision::Start => return Ok(()),
+                    StartDecision::OlderDisk { witness, seen } => {
+                        let name = self.member.name.clone();
+                        return Err(ConsensusError::OlderDisk {
+                            name,
+                            own: facts.start.0,
+                            seen: seen.0,
+                            witness,
+                        });
+                    }
+                    // All have been asked, so that this is not the first moment of a start.
+                    StartDecision::Wait if is_waiting || seen.len() + errors.len() >= others.len() => {
+                        is_waiting = true;
+                        reporter.report_waiting(&waiting_reason(voters.len() + 1, &seen, &errors));
+                    }
+                    StartDecision::Wait => {}
+                }
+            }
+        };
+        let decided = tokio::select! {
+            biased;
+            decided = deciding => decided,
+            () = asking => return std::future::pending().await,
+            () = answering => return std::future::pending().await,
+        };
+        if is_waiting && decided.is_ok() {
+            reporter.report_starting_again();
+        }
+        decided
+    }
+}
+
+type Answer = (String, Result<StartNumber, String>);
+
+/// Asks each of the others until it answers.
+async fn ask_all(
+    client: &PeerClient,
+    this: &str,
+    others: &[&ListedMember],
+    answers: &mpsc::UnboundedSender<Answer>,
+) {
+    let ask = |other: &&ListedMember| {
+        let (name, url) = (other.name().map(str::to_owned), other.peer_url());
+        let seen = other.start();
+        async move {
+            // One without a name has not started: it has seen nothing.
+            let (Some(name), Some(url)) = (name, url) else { return };
+            let mut pause = RetryPause::default();
+            loop {
+                let listed = client.list_entries_telling(&name, &url, seen).await;
+                let is_answer = listed.is_ok();
+                let start = listed.map_err(|error| {
+                    format!("{} {}", url.host(), Failure::new(io::Error::other(explain_rejection(error))))
+                });
+                let start = start.map(|listed| {
+                    listed.iter().find(|member| member.is_named(this)).map(ListedMember::start)
+                });
+                // The receiver ends with the decision, and then this future, too.
+                let _ = answers.send((name.clone(), start.map(Option::unwrap_or_default)));
+                if is_answer {
+                    return;
+                }
+                // Nothing notifies of a voter that starts.
+                pause.wait().await;
+            }
+        }
+    };
+    let mut asked: FuturesUnordered<_> = others.iter().map(ask).collect();
+    while asked.next().await.is_some() {}
+    std::future::pending().await
+}
+
+fn waiting_reason(
+    voters: usize,
+    seen: &BTreeMap<String, StartNumber>,
+    errors: &BTreeMap<String, String>,
+) -> String {
+    let silent: Vec<_> = errors.values().cloned().collect();
+    format!(
+        "waits for a majority: {} of {voters} members reachable ({}); start them; if they were removed while this node \
+         was off, remove it, too, reset it, and join it by another ticket",
+        seen.len() + 1,
+        silent.join(", ")
+    )
+}
+
+#[cfg(test)]
+#[path = "starts_test.rs"]
+mod tests;
