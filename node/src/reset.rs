@@ -251,8 +251,8 @@ impl ResetPlan {
         };
         if steps.iter().any(leaves_cluster) {
             notes.push(
-                "its membership stays in its cluster: remove it there, by etcdctl member remove ID; nodectl cluster members \
-                 shows the id. A ticket by which it has not joined is revoked by nodectl cluster ticket revoke. A cluster of \
+                "its membership stays in its cluster: remove it on another member, by nodectl cluster remove NODE; nodectl \
+                 cluster members shows the names. A ticket by which it has not joined is revoked by nodectl cluster ticket revoke. A cluster of \
                  this node alone ends, with all its data"
                     .to_owned(),
             );
@@ -528,7 +528,7 @@ mod tests {
         assert_eq!(names(&plan.removes()), enrolment);
         assert_eq!(names(&plan.keeps), ["/d/data", "/d.bootstrapped", "/d/esp/0a1b.1.key"]);
         let notes = plan.notes.concat();
-        assert!(notes.contains("etcdctl member remove") && notes.contains("/d/data/volumes"), "{notes}");
+        assert!(notes.contains("nodectl cluster remove") && notes.contains("/d/data/volumes"), "{notes}");
         let again = ResetPlan::decide(&facts(open(false)), ResetOptions::new(true, false)).expect("possible");
         assert_eq!(names(&again.removes()), [&enrolment[..], &["/d.bootstrapped"]].concat());
     }

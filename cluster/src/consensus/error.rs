@@ -97,8 +97,8 @@ pub enum ConsensusError {
     /// has forgotten what the member has acknowledged since. Nothing was started.
     #[error(
         "the disk of member {name} is an older copy: it has its start {own}, and member {witness} has seen start \
-         {seen}; starting it would lose writes; let this node join again as a new member: remove {name} on another \
-         node, `nodectl reset` here, and join by another ticket"
+         {seen}; starting it would lose writes; let this node join again as a new member: `nodectl cluster remove {name}` \
+         on another node, `nodectl reset` here, and another ticket"
     )]
     OlderDisk {
         /// The member.

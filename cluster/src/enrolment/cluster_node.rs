@@ -18,7 +18,9 @@ use super::journal::TestHook;
 use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership, WaitCause};
 use crate::consensus::kv::KvStore;
 use crate::consensus::{self, InvalidName, StatusWatch};
-use crate::node::{DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeStore, TicketIssueError};
+use crate::node::{
+    DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeRemover, NodeStore, TicketIssueError,
+};
 
 /// The settings of a node's enrolment.
 #[derive(Clone, Debug)]
@@ -338,6 +340,15 @@ impl ClusterNode {
 }
 
 impl ClusterNode {
+    /// Takes other nodes out of the cluster.
+    ///
+    /// # Errors
+    /// [`KvAccessError`].
+    pub fn node_remover(&self) -> Result<NodeRemover, KvAccessError> {
+        let member = self.cluster_access().map_err(KvAccessError::Unavailable)?;
+        NodeRemover::new(member).map_err(KvAccessError::Namespace)
+    }
+
     /// Issues golden tickets for nodes that are to join, if [enabled](EnrolmentSettings::golden_tickets).
     ///
     /// # Errors

@@ -215,6 +215,15 @@ impl NodeStore {
         Err(NodeStoreError::Contended { id: id.clone() })
     }
 
+    /// Deletes the record of a node that was removed from the cluster, if it has one.
+    ///
+    /// # Errors
+    /// [`NodeStoreError::Kv`].
+    pub(super) async fn delete_record(&self, id: &NodeId) -> Result<(), NodeStoreError> {
+        let deleted = self.kv.delete(KeyRange::single_key(record_key(id))).await;
+        deleted.map(drop).map_err(|source| kv_error(id, source))
+    }
+
     /// All records, in the order of the nodes' names.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, PkiError, Priv
 use thiserror::Error;
 
 use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketError, TicketParts};
-use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
+use crate::consensus::kv::{Compare, KeyRange, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{
     ClusterAccess, ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl,
 };
@@ -16,6 +16,9 @@ use crate::pki::{CaError, CertificateSpec, ClusterCa};
 
 /// The namespace of unused tickets: module and namespace.
 const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
+
+/// Key prefix of the tickets in their namespace.
+const TICKETS_PREFIX: &str = "/golden/";
 
 /// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
 ///
@@ -98,9 +101,14 @@ impl GoldenTicketIssuer {
     /// # Errors
     /// [`TicketIssueError::MemberName`], which these namespaces never cause.
     pub fn new(running: ClusterAccess, prefix: impl Into<String>) -> Result<Self, TicketIssueError> {
-        let kv = |(module, namespace)| {
-            running.namespaced_kv(module, namespace).map_err(TicketIssueError::MemberName)
-        };
+        Self::with_prefix(running, prefix).map_err(TicketIssueError::MemberName)
+    }
+
+    pub(super) fn with_prefix(
+        running: ClusterAccess,
+        prefix: impl Into<String>,
+    ) -> Result<Self, InvalidName> {
+        let kv = |(module, namespace)| running.namespaced_kv(module, namespace);
         let (tickets, nodes) = (kv(TICKETS_NAMESPACE)?, NodeStore::new(kv(super::NODES_NAMESPACE)?));
         Ok(Self { running, tickets, nodes, prefix: prefix.into() })
     }
@@ -172,8 +180,20 @@ impl GoldenTicketIssuer {
 
     /// Deletes the ticket of a node that takes part.
     pub(crate) async fn delete_ticket(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
-        let keys = crate::consensus::kv::KeyRange::single_key(ticket_key(url));
+        let keys = KeyRange::single_key(ticket_key(url));
         self.tickets.delete(keys).await.map(drop).map_err(TicketIssueError::Kv)
+    }
+
+    /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.
+    pub(super) async fn delete_tickets_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
+        let stored = self.tickets.range(KeyRange::prefix(TICKETS_PREFIX)).await;
+        for kv in stored.map_err(TicketIssueError::Kv)?.kvs {
+            if GoldenTicket::from_config(&kv.value).is_ok_and(|ticket| ticket.node_id() == node) {
+                let deleted = self.tickets.delete(KeyRange::single_key(kv.key)).await;
+                deleted.map_err(TicketIssueError::Kv)?;
+            }
+        }
+        Ok(())
     }
 
     /// The ticket issued for this URL before, unless its node has joined.
@@ -247,5 +267,5 @@ fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssu
 }
 
 fn ticket_key(url: &PeerUrl) -> String {
-    format!("/golden/{}", url.as_str().trim_start_matches("https://"))
+    format!("{TICKETS_PREFIX}{}", url.as_str().trim_start_matches("https://"))
 }

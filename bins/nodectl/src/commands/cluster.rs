@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use nodekeel_node::v1::{
     self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    MembersRequest, WithdrawGoldenTicketRequest,
+    MembersRequest, RemoveNodeRequest, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
 use zeroize::Zeroizing;
@@ -53,6 +53,11 @@ pub(crate) enum ClusterCommand {
     ///
     /// Refuses while the cause of an alarm remains: a full store, or a member with corrupt data.
     Disarm,
+    /// Remove another node from the cluster
+    ///
+    /// Also a node that is dead, or that leads. Removes its member, revokes its certificates, and deletes its record. Repeat it
+    /// after an interruption. Refused where the others would lose quorum.
+    Remove(RemoveArgs),
     /// Create or revoke join tickets
     #[command(subcommand)]
     Ticket(TicketCommand),
@@ -69,6 +74,12 @@ pub(crate) enum TicketCommand {
     /// No node can join by it afterwards, and another ticket can be created.
     #[command(alias = "withdraw")]
     Revoke(RevokeTicketArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// Name of the node, as in `nodectl cluster members`
+    node: String,
 }
 
 #[derive(Debug, Args)]
@@ -200,6 +211,11 @@ struct TicketView {
 }
 
 #[derive(Debug, Serialize)]
+struct RemovedNodeView {
+    removed: String,
+}
+
+#[derive(Debug, Serialize)]
 struct RevokedTicketView {
     url: String,
 }
@@ -216,6 +232,7 @@ impl ClusterCommand {
             Self::Members => show_members(api, printer).await,
             Self::Defragment => defragment(api, printer).await,
             Self::Disarm => disarm(api, printer).await,
+            Self::Remove(args) => remove_node(api, args, printer).await,
             Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
             Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
         }
@@ -334,6 +351,20 @@ async fn disarm(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Comman
 async fn list_members(api: &mut ApiClient) -> Result<Vec<MemberView>, CommandError> {
     let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
     Ok(answer.members.into_iter().map(MemberView::from).collect())
+}
+
+async fn remove_node(
+    api: &mut ApiClient,
+    args: RemoveArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = RemoveNodeRequest { node: args.node.clone() };
+    api.call(async |client| client.remove_node(request).await).await?;
+    let text = format!(
+        "node {} removed; on that node, if it is to join again: `nodectl reset`",
+        escape_control(&args.node)
+    );
+    printer.print_result(&RemovedNodeView { removed: args.node }, &text)
 }
 
 async fn create_ticket(

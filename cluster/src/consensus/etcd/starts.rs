@@ -338,8 +338,8 @@ fn waiting_reason(
 ) -> String {
     let silent: Vec<_> = errors.values().cloned().collect();
     format!(
-        "waits for a majority: {} of {voters} members reachable ({}); start them; if they were removed while this node \
-         was off, remove it, too, reset it, and join it by another ticket",
+        "waits for a majority: {} of {voters} members reachable ({}); start them; if this node was removed from its \
+         cluster, or the others were: `nodectl reset`, and another ticket",
         seen.len() + 1,
         silent.join(", ")
     )

@@ -3,6 +3,7 @@
 mod enrolment_config;
 mod local_names;
 mod records;
+mod removal;
 mod tickets;
 pub(crate) mod unlock_keys;
 

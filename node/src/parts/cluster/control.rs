@@ -13,7 +13,7 @@ use nodekeel_cluster::consensus::{
 use nodekeel_cluster::enrolment::{
     BootstrapRefusal, ClusterNode, EnrolmentPhase, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause,
 };
-use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
+use nodekeel_cluster::node::{GoldenTicketIssuer, NodeId, NodeRemovalError, TicketIssueError};
 use tonic::{Code, Status};
 
 use super::warnings::{present_warnings, warning_text};
@@ -174,6 +174,29 @@ fn wire_facts(facts: MemberFacts) -> v1::MemberFacts {
         store_bytes: facts.store_bytes,
         used_bytes: facts.used_bytes,
         quota_bytes: facts.quota_bytes.unwrap_or_default(),
+    }
+}
+
+/// Removes another node. It goes on if the client disconnects: half a removal helps nobody.
+pub(crate) async fn remove_node(cluster: &ClusterNode, node: &str) -> Result<v1::RemoveNodeResponse, Status> {
+    let node: NodeId = node.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+    let remover = cluster.node_remover().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+    let removed = tokio::spawn(async move { remover.remove_node(&node).await }).await;
+    let removed = removed.map_err(|error| Status::internal(error.to_string()))?;
+    removed.map(|()| v1::RemoveNodeResponse {}).map_err(|error| {
+        let text = add_condition(error_chain(&error), cluster.condition().as_deref());
+        Status::new(removal_error_code(&error), text)
+    })
+}
+
+fn removal_error_code(error: &NodeRemovalError) -> Code {
+    let retry = |is_retryable| if is_retryable { Code::Aborted } else { Code::Internal };
+    match error {
+        NodeRemovalError::Member { source, .. } => membership_error_code(source),
+        NodeRemovalError::Certificates { source, .. } => retry(source.is_retryable()),
+        NodeRemovalError::Ticket { source, .. } => ticket_error_code(source),
+        NodeRemovalError::Record { source, .. } => retry(source.is_retryable()),
+        _ => Code::FailedPrecondition,
     }
 }
 

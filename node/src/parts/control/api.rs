@@ -460,6 +460,15 @@ impl Control for ControlService {
         ))
     }
 
+    async fn remove_node(
+        &self,
+        request: Request<v1::RemoveNodeRequest>,
+    ) -> Result<Response<v1::RemoveNodeResponse>, Status> {
+        let request =
+            self.record_action(request, |request| (CLUSTER_DN, format!("removal of node {}", request.node)));
+        Ok(Response::new(cluster::remove_node(&self.cluster()?, &request.node).await?))
+    }
+
     async fn images(
         &self,
         request: Request<v1::ImagesRequest>,

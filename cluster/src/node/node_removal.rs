@@ -1,0 +1,187 @@
+//! Takes a node out of its cluster.
+
+use std::fmt;
+
+use nodekeel_localstorage::pki::Certificate;
+use thiserror::Error;
+
+use super::{GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
+use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError};
+use crate::pki::{CaError, ClusterCa, SubjectNames};
+
+/// A step of a removal. Each can be repeated, and finds what an earlier run has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the steps of one operation")]
+pub enum RemovalStep {
+    /// Remove its member: the only step that the cluster may refuse, and so the first.
+    Member,
+    /// Revoke its certificates.
+    Certificates,
+    /// Delete the ticket that it has joined by, if it is still stored: its certificates are revoked.
+    Ticket,
+    /// Delete its record: as long as it exists, the removal is not complete.
+    Record,
+}
+
+impl RemovalStep {
+    /// All steps, in their order.
+    pub const ALL: [RemovalStep; 4] = [Self::Member, Self::Certificates, Self::Ticket, Self::Record];
+}
+
+/// Takes nodes out of the cluster: a node that runs, is dead, or leads it, but not the node that does this.
+///
+/// What is left of a node is its own journal: a removal that was interrupted is completed by another, on any node.
+#[derive(Clone)]
+pub struct NodeRemover {
+    running: ClusterAccess,
+    nodes: NodeStore,
+    tickets: GoldenTicketIssuer,
+}
+
+/// A failure to remove a node. Repeating the call completes what was begun.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NodeRemovalError {
+    /// A node can't remove itself: with its member, it loses the access to everything else that it has in the cluster.
+    #[error("node {node} is this node: remove it on another member of the cluster")]
+    ThisNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// The cluster has neither a member, nor a record, nor a certificate of it.
+    #[error("the cluster has no node {node}: see the list of members")]
+    Unknown {
+        /// The node.
+        node: NodeId,
+    },
+    /// The list of members could not be read or changed.
+    #[error("can't remove the member of node {node}")]
+    Member {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: MembershipError,
+    },
+    /// Its certificates could not be revoked.
+    #[error("can't revoke the certificates of node {node}")]
+    Certificates {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: CaError,
+    },
+    /// Its ticket could not be deleted.
+    #[error("can't delete the ticket of node {node}")]
+    Ticket {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: TicketIssueError,
+    },
+    /// Its record could not be read or deleted.
+    #[error("can't delete the record of node {node}")]
+    Record {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: NodeStoreError,
+    },
+}
+
+impl NodeRemover {
+    /// Removes nodes of the cluster in which this member takes part.
+    ///
+    /// # Errors
+    /// [`InvalidName`], which these namespaces never cause.
+    pub fn new(running: ClusterAccess) -> Result<Self, InvalidName> {
+        let (module, namespace) = super::NODES_NAMESPACE;
+        let nodes = NodeStore::new(running.namespaced_kv(module, namespace)?);
+        // It issues no ticket, so that it needs no prefix of names.
+        let tickets = GoldenTicketIssuer::with_prefix(running.clone(), "")?;
+        Ok(Self { running, nodes, tickets })
+    }
+
+    /// Removes a node: its member, its certificates, its ticket and its record. The keys of its volume stay, without which
+    /// it could not open it to be reset.
+    ///
+    /// # Errors
+    /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed.
+    pub async fn remove_node(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
+        if self.running.this_member().name.as_deref() == Some(node.as_str()) {
+            return Err(NodeRemovalError::ThisNode { node: node.clone() });
+        }
+        if !self.is_known(node).await? {
+            return Err(NodeRemovalError::Unknown { node: node.clone() });
+        }
+        for step in RemovalStep::ALL {
+            self.run_step(node, step).await?;
+        }
+        Ok(())
+    }
+
+    async fn is_known(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
+        let record = self.nodes.load_record(node).await;
+        let record = record.map_err(|source| NodeRemovalError::Record { node: node.clone(), source })?;
+        Ok(record.is_some()
+            || !self.list_members_of(node).await?.is_empty()
+            || self.has_valid_certificate(node).await?)
+    }
+
+    /// For example of a node whose removal was interrupted, and that had not got a record yet.
+    async fn has_valid_certificate(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
+        let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
+        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
+        let issued = cluster_ca.list_issued().await.map_err(failed)?;
+        let revoked = cluster_ca.revocation_list().await.map_err(failed)?;
+        let is_of_node =
+            |certificate: &&Certificate| SubjectNames::from_certificate(certificate).is_named(node.as_str());
+        Ok(issued.iter().filter(is_of_node).any(|certificate| !revoked.is_revoked(certificate)))
+    }
+
+    async fn list_members_of(&self, node: &NodeId) -> Result<Vec<Member>, NodeRemovalError> {
+        let listed = self.running.cluster_members().list_members().await;
+        let mut listed = listed.map_err(|source| NodeRemovalError::Member { node: node.clone(), source })?;
+        listed.retain(|member| member.name.as_deref() == Some(node.as_str()));
+        Ok(listed)
+    }
+
+    /// Runs one step of a removal.
+    ///
+    /// # Errors
+    /// The error of this step.
+    pub async fn run_step(&self, node: &NodeId, step: RemovalStep) -> Result<(), NodeRemovalError> {
+        let id = || node.clone();
+        match step {
+            RemovalStep::Member => {
+                let members = self.running.cluster_members();
+                for member in self.list_members_of(node).await? {
+                    let removed = members.remove_member(member.id).await;
+                    removed.map_err(|source| NodeRemovalError::Member { node: id(), source })?;
+                }
+            }
+            RemovalStep::Certificates => {
+                let failed = |source| NodeRemovalError::Certificates { node: id(), source };
+                let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
+                match cluster_ca.revoke_name(node.as_str()).await {
+                    Ok(_) | Err(CaError::UnknownName { .. }) => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            RemovalStep::Ticket => {
+                let deleted = self.tickets.delete_tickets_of(node).await;
+                deleted.map_err(|source| NodeRemovalError::Ticket { node: id(), source })?;
+            }
+            RemovalStep::Record => {
+                let deleted = self.nodes.delete_record(node).await;
+                deleted.map_err(|source| NodeRemovalError::Record { node: id(), source })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for NodeRemover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeRemover").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,105 @@
+//! Nodes that are taken out of their cluster.
+
+use std::collections::BTreeSet;
+
+use nodekeel_cluster::consensus::MembershipError;
+use nodekeel_cluster::node::{NodeId, NodeRemovalError, RemovalStep};
+use nodekeel_cluster::pki::ClusterCa;
+
+use crate::enrolment::MemoryCluster;
+
+/// The common names of all certificates that are not revoked.
+async fn certified(cluster: &MemoryCluster) -> BTreeSet<String> {
+    let root = cluster.first.node.root_kv().expect("a running node");
+    let cluster_ca = ClusterCa::load_ca(root).await.expect("a CA");
+    let revoked = cluster_ca.revocation_list().await.expect("read");
+    let issued = cluster_ca.list_issued().await.expect("listed");
+    let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));
+    valid.filter_map(|certificate| certificate.common_name().map(str::to_owned)).collect()
+}
+
+/// Records, members and valid certificates are of these nodes, and of no other.
+async fn assert_nodes(cluster: &MemoryCluster, nodes: &[&NodeId]) {
+    let nodes: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
+    let records = cluster.first.list_records().await.into_iter().map(|stored| stored.id.to_string());
+    assert_eq!(records.collect::<BTreeSet<_>>(), nodes, "records");
+    let members = cluster.first.list_members().await.into_iter().filter_map(|member| member.name);
+    assert_eq!(members.collect::<BTreeSet<_>>(), nodes, "members");
+    assert_eq!(certified(cluster).await, nodes, "certificates");
+}
+
+#[tokio::test]
+async fn a_removal_killed_after_any_step_is_completed_by_the_next() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    for killed_after in 0..=RemovalStep::ALL.len() {
+        for is_dead in [true, false] {
+            let (joiner, ticket) = cluster.invite("192.0.2.2").await;
+            let (run, joined) = joiner.run_to_running().await;
+            assert_nodes(&cluster, &[&first, &joined.node_id]).await;
+            // As if the node had been killed before it could delete its ticket.
+            let tickets = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
+            tickets.put(b"/golden/192.0.2.2:7834", &ticket.to_config()).await.expect("put");
+            let run = if is_dead {
+                run.stop().await;
+                None
+            } else {
+                Some(run)
+            };
+            let remover = cluster.first.node.node_remover().expect("a running node");
+            for step in &RemovalStep::ALL[..killed_after] {
+                remover.run_step(&joined.node_id, *step).await.expect("a step");
+            }
+            let completed = remover.remove_node(&joined.node_id).await;
+            if killed_after < RemovalStep::ALL.len() {
+                completed.expect("removed");
+            } else {
+                // Nothing is left of it.
+                assert!(matches!(completed, Err(NodeRemovalError::Unknown { .. })), "{completed:?}");
+            }
+            assert_nodes(&cluster, &[&first]).await;
+            // The ticket with the revoked certificate is not handed out again.
+            assert!(tickets.get(b"/golden/192.0.2.2:7834").await.expect("read").is_none());
+            if let Some(run) = run {
+                run.stop().await;
+            }
+        }
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_without_a_record_or_a_member_is_removed_by_what_is_left() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    // It has not joined: only its ticket has its name.
+    let ticket = cluster.issue("192.0.2.2").await;
+    let members = cluster.first.node.cluster_members().expect("a running node");
+    for learner in members.list_members().await.expect("listed").iter().filter(|member| member.is_learner) {
+        members.remove_member(learner.id).await.expect("removed");
+    }
+    let remover = cluster.first.node.node_remover().expect("a running node");
+    remover.remove_node(ticket.node_id()).await.expect("removed");
+    assert_nodes(&cluster, &[&first]).await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_this_one_unknown_or_the_last_voter_is_not_removed() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    let remover = cluster.first.node.node_remover().expect("a running node");
+    let refused = remover.remove_node(&first).await.expect_err("it removed itself");
+    assert!(refused.to_string().contains("is this node: remove it on another member"), "{refused}");
+    let unknown: NodeId = "nodekeel-00112233445566778899aabbccddeeff".parse().expect("a name");
+    let refused = remover.remove_node(&unknown).await.expect_err("nobody was removed");
+    assert!(matches!(refused, NodeRemovalError::Unknown { .. }), "{refused:?}");
+    let refused =
+        remover.run_step(&first, RemovalStep::Member).await.expect_err("the last voter was removed");
+    assert!(
+        matches!(refused, NodeRemovalError::Member { source: MembershipError::QuorumLoss, .. }),
+        "{refused:?}"
+    );
+    assert_nodes(&cluster, &[&first]).await;
+    cluster.stop().await;
+}
