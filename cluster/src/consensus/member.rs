@@ -82,13 +82,14 @@ impl Peer {
         Peer { name, url }
     }
 
-    /// All members but the one at this URL, as a joining etcd has to know them. There is at most one learner, so
-    /// each of these has started, and has a name.
+    /// All members but the one at this URL, as a joining etcd has to know them. One that has not started has no
+    /// name yet, and gets one here: etcd compares the URLs alone.
     pub(crate) fn others_of(members: &[Member], but: &PeerUrl) -> Result<Vec<Peer>, InvalidName> {
         let others = members.iter().filter(|member| !member.has_peer_url(but));
         let urls = others.flat_map(|member| member.peer_urls.iter().map(move |url| (member, url)));
         urls.map(|(member, url)| {
-            Ok(Peer::new(member.name.as_deref().unwrap_or_default().parse()?, url.parse()?))
+            let unnamed = || format!("member-{}", member.id);
+            Ok(Peer::new(member.name.clone().unwrap_or_else(unnamed).parse()?, url.parse()?))
         })
         .collect()
     }
@@ -132,4 +133,23 @@ pub trait ClusterMembers: Debug + Send + Sync {
     /// # Errors
     /// [`MembershipError::QuorumLoss`], and those of [`list_members`](Self::list_members).
     async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_learner_that_has_not_started_is_a_peer_of_one_that_joins() {
+        let url = |host| PeerUrl::new([192, 0, 2, host].into(), 7834);
+        let member = |id, name: Option<&str>, host| {
+            Member::new(MemberId(id), name.map(str::to_owned), vec![url(host).to_string()], name.is_none())
+        };
+        let members = [member(1, Some("one"), 1), member(0xab, None, 2), member(3, None, 3)];
+        let others = Peer::others_of(&members, &url(3)).unwrap();
+        assert_eq!(
+            others,
+            [Peer::new("one".parse().unwrap(), url(1)), Peer::new("member-ab".parse().unwrap(), url(2))]
+        );
+    }
 }

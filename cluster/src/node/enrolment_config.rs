@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -143,10 +144,15 @@ fn read_error(
 
 /// The content; `None` if the file does not exist.
 fn read_limited(path: &Path) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
-    let file = match fs::File::open(path) {
+    let file_type = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
+        metadata => metadata?.file_type(),
     };
+    // Opening one waits for a writer, for ever.
+    if file_type.is_fifo() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a FIFO, and not a file"));
+    }
+    let file = fs::File::open(path)?;
     // One byte more than is allowed, so that a larger file is noticed without reading all of it.
     let mut content = Zeroizing::new(Vec::new());
     file.take(MAX_CONFIG_SIZE + 1).read_to_end(&mut content)?;

@@ -311,7 +311,7 @@ async fn ask_all(
                 let listed = client.list_entries_telling(&name, &url, seen).await;
                 let is_answer = listed.is_ok();
                 let start = listed.map_err(|error| {
-                    format!("{} {}", url.host(), Failure::new(io::Error::other(explain_rejection(error))))
+                    format!("{}: {}", url.host(), Failure::new(io::Error::other(explain_rejection(error))))
                 });
                 let start = start.map(|listed| {
                     listed.iter().find(|member| member.is_named(this)).map(ListedMember::start)

@@ -114,6 +114,16 @@ fn an_unreadable_config_is_an_error_and_never_absent() {
 }
 
 #[test]
+fn a_fifo_is_an_error_and_not_a_wait() {
+    let config = ConfigSources::new();
+    let fifo = config.fixture.disks.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs").success());
+    let enrolment = EnrolmentSources::new([EnrolmentSource::FwCfg(fifo)]);
+    let text = error_chain(enrolment.load_ticket().expect_err("a FIFO"));
+    assert!(text.contains("fifo: a FIFO, and not a file"), "{text}");
+}
+
+#[test]
 fn an_endless_file_is_not_read_into_memory() {
     let enrolment = EnrolmentSources::new([EnrolmentSource::FwCfg("/dev/zero".into())]);
     let text = error_chain(enrolment.load_ticket().expect_err("an endless file"));
