@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::digest::DigestHasher;
-use crate::image::{Descriptor, Image};
+use crate::image::{Descriptor, Image, ImageLayer};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
 use crate::{Digest, DiskReserve, DiskSpace, Namespace};
 
@@ -335,6 +335,14 @@ impl ImageStore for ContainerdImages {
         // containerd verifies content when it is written, but not when it is read: the disk may have damaged
         // it.
         Ok((Digest::of_content(&bytes) == *digest).then_some(bytes))
+    }
+
+    async fn is_unpacked(
+        &self,
+        namespace: &Namespace,
+        layers: &[ImageLayer],
+    ) -> Result<Option<bool>, ImageStoreError> {
+        unpack::is_unpacked(self, namespace, layers).await.map(Some)
     }
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {

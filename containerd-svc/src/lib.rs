@@ -127,7 +127,9 @@ pub use plan::{
 };
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};
-pub use preseed::{BundleCounts, BundleOutcome, Preseed, PreseedError, PreseedReport, RequiredImage};
+pub use preseed::{
+    BundleCounts, BundleOutcome, ImageStage, ImageState, Preseed, PreseedError, PreseedReport, RequiredImage,
+};
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;
 pub use single_archive::import_archive;

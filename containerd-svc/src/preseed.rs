@@ -2,6 +2,7 @@
 
 mod pass;
 mod required;
+mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,8 @@ use crate::{ImportLimits, Namespace, Platform};
 
 use pass::PreseedPass;
 pub use required::RequiredImage;
+use state::ImageStates;
+pub use state::{ImageStage, ImageState};
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
@@ -54,6 +57,7 @@ struct PassMemory {
     logged: BTreeSet<Bundle>,
     /// The counts of the last complete pass over a directory with bundles.
     counts: Option<BundleCounts>,
+    states: ImageStates,
 }
 
 /// The number of bundles of a directory that are imported, and of those that are not.
@@ -274,6 +278,11 @@ impl Preseed {
         self.lock_memory().counts
     }
 
+    /// The state of each image of the bundles, in the order of namespaces and bundles. Clones of this value share it.
+    pub fn image_states(&self) -> Vec<ImageState> {
+        self.lock_memory().states.list()
+    }
+
     /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle or image does not affect the
     /// others, and neither does a namespace whose images can't be listed. What bundles no longer bring loses its marks and its pin at the end.
     ///
@@ -302,6 +311,7 @@ impl Preseed {
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
+        self.lock_memory().states.begin_pass(&wanted);
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
         let mut report = PreseedPass::new(self, store, wanted, processed).run().await?;
@@ -319,6 +329,18 @@ impl Preseed {
         scanned
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
             .map_err(PreseedError::ListBundles)
+    }
+
+    /// Records which of its listed images the CRI lists.
+    #[cfg(feature = "client")]
+    pub(crate) fn record_answers(&self, namespace: &Namespace, unlisted: &BTreeSet<String>) {
+        self.lock_memory().states.record_answers(namespace, unlisted);
+    }
+
+    /// Takes back the states of images that don't exist.
+    #[cfg(feature = "client")]
+    pub(crate) fn record_missing(&self, missing: &[(Namespace, String)]) {
+        self.lock_memory().states.record_missing(missing);
     }
 
     fn lock_memory(&self) -> MutexGuard<'_, PassMemory> {

@@ -65,6 +65,19 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
         size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError>;
 
+    /// Returns whether the layers of an image are unpacked, lowest first; `None` if the store does not unpack. Default:
+    /// `None`.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::UnpackLayer`]; a retry can help.
+    async fn is_unpacked(
+        &self,
+        _namespace: &Namespace,
+        _layers: &[ImageLayer],
+    ) -> Result<Option<bool>, ImageStoreError> {
+        Ok(None)
+    }
+
     /// Begins an import session.
     ///
     /// # Errors

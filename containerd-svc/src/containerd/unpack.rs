@@ -10,11 +10,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::import::ImportLease;
-use super::{descriptor_to_proto, has_code, store_error};
-use crate::Digest;
+use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::image::{ImageLayer, Labels};
 use crate::import::error_chain;
 use crate::store::ImageStoreError;
+use crate::{Digest, Namespace};
 
 /// The approximate ratio of a layer to its compressed blob: distributions' images have 2 to 3.
 const UNPACKED_FACTOR: u64 = 4;
@@ -35,6 +35,23 @@ pub(super) async fn unpack_layers(
     // The garbage collector follows this label from content to a snapshot, and from there to its parents.
     let key = format!("containerd.io/gc.ref.snapshot.{}", lease.images.snapshotter_name);
     Ok(chain.map(|chain| (key, chain.to_string())).into_iter().collect())
+}
+
+/// Returns whether the last of these layers has a snapshot, and so all of them.
+pub(super) async fn is_unpacked(
+    images: &ContainerdImages,
+    namespace: &Namespace,
+    layers: &[ImageLayer],
+) -> Result<bool, ImageStoreError> {
+    let chain = layers.iter().fold(None, |chain, layer| Some(chain_id(chain, layer.diff_id)));
+    let (Some(chain), Some(last)) = (chain, layers.last()) else { return Ok(true) };
+    let stat = StatSnapshotRequest { snapshotter: images.snapshotter_name.clone(), key: chain.to_string() };
+    let mut snapshots = SnapshotsClient::new(images.channel.clone());
+    match snapshots.stat(namespaced_request(stat, namespace, None)).await {
+        Ok(_) => Ok(true),
+        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
+        Err(status) => Err(ImageStoreError::UnpackLayer { digest: last.blob.digest, source: status.into() }),
+    }
 }
 
 /// The chain ID of a layer on top of those below it.

@@ -121,12 +121,11 @@ impl PreseedTask {
             };
             let now = Instant::now();
             let due = limit.next_import(now);
+            self.preseed.record_missing(&missing);
             let reason = describe_missing(&missing, due > now);
             tracing::warn!("{reason}");
             // An image that nobody waits for is imported again without taking anything back.
-            if is_ready
-                && missing.iter().any(|name| last.required.iter().any(|(_, required)| required == name))
-            {
+            if is_ready && missing.iter().any(|image| last.required.contains(image)) {
                 ctx.signal_not_ready(reason)?;
                 is_ready = false;
             }
@@ -172,6 +171,9 @@ impl PreseedTask {
         let names: Vec<_> =
             imported_images(&report).map(|(namespace, name)| (namespace.clone(), name.clone())).collect();
         let unlisted = self.wait_listed(store, &names).await?;
+        if self.has_cri {
+            self.preseed.record_answers(&CRI_NAMESPACE.parse()?, &unlisted);
+        }
         Ok(PassResult { report, unlisted, required })
     }
 
@@ -247,14 +249,18 @@ fn is_brought(report: &PreseedReport, event: &ImageEvent) -> bool {
 }
 
 /// The images of the bundles that don't exist.
-async fn list_missing(store: &ContainerdImages, report: &PreseedReport) -> Result<Vec<String>, Failure> {
+async fn list_missing(
+    store: &ContainerdImages,
+    report: &PreseedReport,
+) -> Result<Vec<(Namespace, String)>, Failure> {
     let mut missing = Vec::new();
     let namespaces: BTreeSet<_> = imported_images(report).map(|(namespace, _)| namespace).collect();
     for namespace in namespaces {
         let listed: BTreeSet<_> =
             store.list_images(namespace).await?.into_iter().map(|image| image.name).collect();
-        let brought = imported_images(report).filter(|(of, _)| *of == namespace).map(|(_, name)| name);
-        missing.extend(brought.filter(|name| !listed.contains(*name)).cloned());
+        let brought =
+            imported_images(report).filter(|(of, name)| *of == namespace && !listed.contains(*name));
+        missing.extend(brought.map(|(namespace, name)| (namespace.clone(), name.clone())));
     }
     Ok(missing)
 }
@@ -264,7 +270,7 @@ async fn wait_missing(
     store: &ContainerdImages,
     events: &mut ImageEvents,
     report: &PreseedReport,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<(Namespace, String)>, Failure> {
     loop {
         let event = events.next().await?;
         if event.is_deletion && is_brought(report, &event) {
@@ -309,8 +315,8 @@ impl ReimportLimit {
     }
 }
 
-fn describe_missing(missing: &[String], waits: bool) -> String {
-    let mut text = format!("image {} was deleted", missing[0]);
+fn describe_missing(missing: &[(Namespace, String)], waits: bool) -> String {
+    let mut text = format!("image {} was deleted", missing[0].1);
     if missing.len() > 1 {
         text += &format!(", and {} more", missing.len() - 1);
     }
@@ -417,7 +423,8 @@ mod tests {
 
     #[test]
     fn a_status_names_a_deleted_image_and_how_long_it_stays_deleted() {
-        let missing = ["a:1", "b:1"].map(str::to_owned);
+        let missing =
+            ["a:1", "b:1"].map(|name| (CRI_NAMESPACE.parse().expect("a namespace"), name.to_owned()));
         assert_eq!(
             describe_missing(&missing, false),
             "image a:1 was deleted, and 1 more: importing it again"

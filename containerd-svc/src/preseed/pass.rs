@@ -6,10 +6,11 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
+use super::state::StoredImage;
 use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, required};
 use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
-use crate::image_walk::{ImageScope, is_complete};
+use crate::image_walk::{ImageScope, ImageWalk};
 use crate::import::{self, ImportJob, ImportedImages, error_chain};
 use crate::plan::{
     Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, WantedBundles,
@@ -21,8 +22,8 @@ use crate::{Descriptor, Digest, ImageName, Namespace};
 
 /// The images of a bundle after its import, or its verification.
 struct Processed {
-    /// The names that it owns.
-    images: Vec<String>,
+    /// Those whose names it owns.
+    images: Vec<StoredImage>,
     left_out: Vec<LeftOutImage>,
     is_imported: bool,
 }
@@ -109,6 +110,7 @@ impl<'a> PreseedPass<'a> {
                                 source: error_chain(&error).into(),
                             };
                             let failed = BundleOutcome::Failed(ImportError::Store { path, source });
+                            self.preseed.lock_memory().states.record_outcome(bundle, &failed, &[]);
                             self.outcomes.insert(bundle.clone(), failed);
                         }
                         is_listed
@@ -155,7 +157,8 @@ impl<'a> PreseedPass<'a> {
                 Some(_) => false,
             };
             if is_due {
-                let outcome = self.process_bundle(&bundle, action).await;
+                let (outcome, stored) = self.process_bundle(&bundle, action).await;
+                self.preseed.lock_memory().states.record_outcome(&bundle, &outcome, &stored);
                 if let BundleOutcome::Imported { images, .. } = &outcome {
                     // A bundle that still lacks the same content has brought nothing more.
                     let before = self.progress.insert(bundle.clone(), images.len());
@@ -193,18 +196,24 @@ impl<'a> PreseedPass<'a> {
             || self.preseed.find_left_out(bundle).is_some_and(|left_out| left_out.iter().any(lacks_content))
     }
 
-    async fn process_bundle(&mut self, bundle: &Bundle, action: BundleAction) -> BundleOutcome {
+    async fn process_bundle(
+        &mut self,
+        bundle: &Bundle,
+        action: BundleAction,
+    ) -> (BundleOutcome, Vec<StoredImage>) {
         // The key includes the fingerprint: a bundle that has changed is read again.
         if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
-            return BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
+            return (BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason }, Vec::new());
         }
         match self.import_or_verify(bundle, action).await {
-            Ok(Processed { images, left_out, is_imported }) => {
-                let bundle = bundle.clone();
-                match is_imported {
+            Ok(Processed { images: stored, left_out, is_imported }) => {
+                let (bundle, images) =
+                    (bundle.clone(), stored.iter().map(|image| image.name.clone()).collect());
+                let outcome = match is_imported {
                     true => BundleOutcome::Imported { bundle, images, left_out },
                     false => BundleOutcome::Unchanged { bundle, images, left_out },
-                }
+                };
+                (outcome, stored)
             }
             Err(error) => {
                 if !error.is_retryable() {
@@ -215,7 +224,7 @@ impl<'a> PreseedPass<'a> {
                     let fault = BundleFault { lacks_content, reason: error_chain(&error) };
                     self.preseed.lock_memory().invalid.insert(bundle.clone(), fault);
                 }
-                BundleOutcome::Failed(error)
+                (BundleOutcome::Failed(error), Vec::new())
             }
         }
     }
@@ -234,9 +243,9 @@ impl<'a> PreseedPass<'a> {
         if let BundleAction::Verify(images) = action
             // What a fault has left out is only known to the process that has read the bundle.
             && (known.is_some() || !bundle.has_left_out(&images))
-            && are_complete(scope, &images).await.map_err(to_import_error)?
+            && let Some(images) =
+                survey_images(scope, &images, *unpacks_layers).await.map_err(to_import_error)?
         {
-            let images = images.into_iter().map(|image| image.name).collect();
             return Ok(Processed { images, left_out: known.unwrap_or_default(), is_imported: false });
         }
         // Either the bundle is due, or content of its images was lost.
@@ -260,6 +269,7 @@ impl<'a> PreseedPass<'a> {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
         }
         let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
+        let brought: Vec<_> = images.iter().filter(|image| owned.contains(&image.name)).cloned().collect();
         merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
         let is_retryable = |image: &LeftOutImage| matches!(image.reason, LeftOutReason::Store(_));
         // What the store has refused, it may take the next time: then the bundle is read again.
@@ -268,7 +278,15 @@ impl<'a> PreseedPass<'a> {
         } else {
             self.preseed.lock_memory().left_out.insert(bundle.clone(), left_out.clone());
         }
-        Ok(Processed { images: owned, left_out, is_imported: true })
+        // Read again, since only what the store has now counts.
+        let stored = survey_images(scope, &brought, *unpacks_layers).await.map_err(to_import_error)?;
+        let Some(images) = stored else {
+            let digest = brought[0].target.digest;
+            let source = "content of the image is gone that was just imported".into();
+            let source = ImageStoreError::ReadContent { digest, source };
+            return Err(ImportError::Store { path, source });
+        };
+        Ok(Processed { images, left_out, is_imported: true })
     }
 
     /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an
@@ -355,13 +373,41 @@ fn log_change(ImageUpdate { namespace, kind, image: Image { name, target, .. } }
     }
 }
 
-async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
-    let mut seen: BTreeSet<Digest> = BTreeSet::new();
+/// Looks at all content that this node needs of these images; `None` if some of it is missing or damaged, or if layers
+/// should be unpacked and are not.
+async fn survey_images(
+    scope: ImageScope<'_>,
+    images: &[Image],
+    unpack: bool,
+) -> Result<Option<Vec<StoredImage>>, BundleError> {
+    let (mut walk, mut stored) = (ImageWalk::new(scope), Vec::new());
+    // Several names often have the same target.
+    let mut unpacked: BTreeMap<Digest, Option<bool>> = BTreeMap::new();
     for image in images {
-        // Several names often have the same target.
-        if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
-            return Ok(false);
+        let content = match walk.follow_target(&image.target).await {
+            Ok(content) if !content.runnable_images.is_empty() => content,
+            Err(BundleError::Store(error)) => return Err(error.into()),
+            // Missing or invalid content is no failure here: the bundle is imported again.
+            _ => return Ok(None),
+        };
+        let is_unpacked = match unpacked.get(&image.target.digest) {
+            Some(known) => *known,
+            None => {
+                let mut all = Some(true);
+                for runnable in &content.runnable_images {
+                    let this = scope.store.is_unpacked(scope.namespace, &runnable.layers).await?;
+                    all = all.zip(this).map(|(all, this)| all && this);
+                }
+                *unpacked.entry(image.target.digest).or_insert(all)
+            }
+        };
+        if unpack && is_unpacked == Some(false) {
+            return Ok(None);
         }
+        let is_unpacked = is_unpacked == Some(true);
+        let (name, target) = (image.name.clone(), image.target.digest);
+        let bytes = content.needed.values().sum();
+        stored.push(StoredImage { name, target, bytes, is_unpacked });
     }
-    Ok(true)
+    Ok(Some(stored))
 }

@@ -13,3 +13,4 @@ mod reconcile;
 mod runsc;
 mod single_archive;
 mod space;
+mod states;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DiskReserve, Image, ImageStore as _, LeftOutImage, Namespace,
+    ContainerdImages, DiskReserve, Image, ImageStage, ImageState, ImageStore as _, LeftOutImage, Namespace,
+    Preseed,
 };
 use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
@@ -22,6 +24,11 @@ use crate::v1;
 /// The time for a list, which ends before the timeout of a client does: it is not the node that does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// The label of a pinned image.
+///
+/// *Source:* containerd 1.7 and later, `pkg/cri/labels`.
+const PINNED_LABEL: &str = "io.cri-containerd.pinned";
+
 /// The socket and the directory of the images, for the control API.
 #[derive(Debug)]
 pub(crate) struct ImageAccess {
@@ -30,12 +37,14 @@ pub(crate) struct ImageAccess {
     root: Mutex<Option<PathBuf>>,
     /// The reserve that images leave free on the disk.
     pub(super) reserve: DiskReserve,
+    /// The bundles, if there are any.
+    preseed: Option<Preseed>,
 }
 
 impl ImageAccess {
     /// The images of the containerd with this socket, before it has started.
-    pub(super) fn new(socket: PathBuf, reserve: DiskReserve) -> Self {
-        Self { socket, root: Mutex::default(), reserve }
+    pub(super) fn new(socket: PathBuf, reserve: DiskReserve, preseed: Option<Preseed>) -> Self {
+        Self { socket, root: Mutex::default(), reserve, preseed }
     }
 
     /// The directory of the images; `None` before containerd has started.
@@ -53,13 +62,17 @@ pub(crate) async fn list_images(
     request: &v1::ImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
+    let preseed = images.as_ref().and_then(|images| images.preseed.clone());
     let list = async { Ok::<_, Status>(connect_store(images).await?.list_images(&namespace).await) };
     let Ok(images) = timeout(LIST_TIMEOUT, list).await else {
         return Err(Status::aborted(format!(
             "containerd does not answer within {LIST_TIMEOUT:?}: see `nodectl status containerd`"
         )));
     };
-    Ok(images_response(images?.map_err(|error| aborted_status(&error))?))
+    let images = images?.map_err(|error| aborted_status(&error))?;
+    let mut states = preseed.map(|preseed| preseed.image_states()).unwrap_or_default();
+    states.retain(|state| state.namespace == namespace);
+    Ok(images_response(merge_states(images, states)))
 }
 
 pub(crate) async fn import_images(
@@ -91,7 +104,8 @@ pub(crate) async fn import_images(
         name: image.name,
     };
     let left_out = imported.left_out.into_iter().map(wire).collect();
-    Ok(v1::ImagesResponse { left_out, ..images_response(imported.images) })
+    let images = imported.images.into_iter().map(|image| image_message(image, None)).collect();
+    Ok(v1::ImagesResponse { left_out, ..images_response(images) })
 }
 
 fn parse_namespace(text: &str) -> Result<Namespace, Status> {
@@ -123,17 +137,133 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
     }
 }
 
-fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {
-    images.sort_by(|a, b| a.name.cmp(&b.name));
-    let wire = |image: Image| v1::Image {
+fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
+    images.sort_by(|a, b| (&a.name, &a.bundle).cmp(&(&b.name, &b.bundle)));
+    v1::ImagesResponse { images, left_out: Vec::new() }
+}
+
+/// Adds the states of a namespace to the images that it lists now, and the images of bundles that it does not list: a
+/// state that is not true any more is taken back.
+fn merge_states(listed: Vec<Image>, states: Vec<ImageState>) -> Vec<v1::Image> {
+    let (mut by_name, mut unread) = (BTreeMap::new(), Vec::new());
+    for state in states {
+        match state.name.clone() {
+            Some(name) => drop(by_name.insert(name, state)),
+            None => unread.push(state),
+        }
+    }
+    let mut images: Vec<_> = listed
+        .into_iter()
+        .map(|image| {
+            let state = by_name.remove(&image.name);
+            image_message(image, state)
+        })
+        .collect();
+    let absent = by_name.into_values().map(|mut state| {
+        if state.stage != ImageStage::Wanted {
+            state.stage = ImageStage::Wanted;
+            state.problem = Some("containerd does not list it any more".into());
+        }
+        (state.target, state.bytes, state.is_unpacked) = (None, None, false);
+        state
+    });
+    for state in absent.chain(unread) {
+        let message = v1::Image { name: state.name.clone().unwrap_or_default(), ..v1::Image::default() };
+        images.push(with_state(message, state));
+    }
+    images
+}
+
+fn image_message(image: Image, state: Option<ImageState>) -> v1::Image {
+    let target = image.target.digest;
+    let message = v1::Image {
         name: image.name,
-        digest: image.target.digest.to_string(),
+        digest: target.to_string(),
         media_type: image.target.media_type,
+        pinned: image.labels.get(PINNED_LABEL).is_some_and(|value| value == "pinned"),
+        state: ImageStage::Listed.as_str().into(),
+        ..v1::Image::default()
     };
-    v1::ImagesResponse { images: images.into_iter().map(wire).collect(), left_out: Vec::new() }
+    match state {
+        None => message,
+        Some(state) if state.target.is_none_or(|wanted| wanted == target) => with_state(message, state),
+        Some(state) => {
+            let problem = "its name points to another image than its bundle's: `nodectl restart root.containerd.preseed` \
+                           brings that back";
+            let (stage, problem) = (ImageStage::Wanted, Some(problem.to_owned()));
+            with_state(message, ImageState { stage, problem, bytes: None, is_unpacked: false, ..state })
+        }
+    }
+}
+
+fn with_state(message: v1::Image, state: ImageState) -> v1::Image {
+    v1::Image {
+        size_bytes: state.bytes,
+        bundle: state.bundle,
+        state: state.stage.as_str().into(),
+        since: Some(state.since.into()),
+        unpacked: state.is_unpacked,
+        problem: state.problem.unwrap_or_default(),
+        ..message
+    }
 }
 
 /// The status of a retryable error of containerd, or of its missing answer. The node itself was reached.
 fn aborted_status(error: &dyn Error) -> Status {
     Status::aborted(error_chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use nodekeel_containerd_svc::{Descriptor, Digest, Labels};
+
+    use super::*;
+
+    fn listed(name: &str, content: &[u8]) -> Image {
+        let target = Descriptor {
+            media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+            digest: Digest::of_content(content),
+            size: 7,
+        };
+        let labels = Labels::from([(PINNED_LABEL.into(), "pinned".into())]);
+        Image { name: name.into(), target, labels }
+    }
+
+    fn answered(name: &str, content: &[u8]) -> ImageState {
+        ImageState {
+            namespace: "k8s.io".parse().expect("a namespace"),
+            name: Some(name.into()),
+            bundle: "a.tar".into(),
+            stage: ImageStage::Answered,
+            since: SystemTime::now(),
+            target: Some(Digest::of_content(content)),
+            bytes: Some(7),
+            is_unpacked: true,
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_not_true_any_more_is_taken_back() {
+        let images = vec![listed("same:1", b"1"), listed("moved:1", b"other"), listed("foreign:1", b"3")];
+        let unread = ImageState { name: None, stage: ImageStage::Wanted, target: None, ..answered("", b"") };
+        let states =
+            vec![answered("same:1", b"1"), answered("moved:1", b"2"), answered("gone:1", b"4"), unread];
+        let merged = images_response(merge_states(images, states)).images;
+        let rows: Vec<_> =
+            merged.iter().map(|image| (&image.name[..], &image.state[..], &image.bundle[..])).collect();
+        let expected = [
+            ("", "wanted", "a.tar"),
+            ("foreign:1", "listed", ""),
+            ("gone:1", "wanted", "a.tar"),
+            ("moved:1", "wanted", "a.tar"),
+            ("same:1", "answered", "a.tar"),
+        ];
+        assert_eq!(rows, expected);
+        assert!(merged[2].digest.is_empty() && !merged[2].problem.is_empty() && !merged[2].unpacked);
+        assert!(merged[3].problem.contains("another image"), "{:?}", merged[3]);
+        assert_eq!((merged[4].size_bytes, merged[4].pinned, &merged[4].problem[..]), (Some(7), true, ""));
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use nodekeel_containerd_svc::{Preseed, RequiredImage};
+use nodekeel_containerd_svc::{ImageStage, Preseed, RequiredImage};
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -91,19 +91,28 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     Some(preseed)
 }
 
-/// Reads at each scrape how many bundles are imported.
+/// Reads at each scrape how many bundles are imported, and the states of their images.
 #[derive(Debug)]
 struct BundleCollector(Preseed);
 
 impl Collector for BundleCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let gauge = |count| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+        let states = self.0.image_states();
+        if !states.is_empty() {
+            let help = "Images of bundles, by state: wanted, damaged, listed, or answered by the CRI";
+            let mut images = encoder.encode_descriptor("images", help, None, MetricType::Gauge)?;
+            for stage in ImageStage::ALL {
+                let count = states.iter().filter(|state| state.stage == stage).count();
+                gauge(count).encode(images.encode_family(&[("state", stage.as_str())])?)?;
+            }
+        }
         // Before the first import, the number of bundles is not known.
         let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
         let help = "Bundles of images, by whether they are imported";
         let mut bundles = encoder.encode_descriptor("image_bundles", help, None, MetricType::Gauge)?;
         for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;
+            gauge(count).encode(bundles.encode_family(&[("state", state)])?)?;
         }
         Ok(())
     }

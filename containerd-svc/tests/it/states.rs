@@ -1,0 +1,44 @@
+//! The state of each image of the bundles.
+
+use std::fs;
+
+use nodekeel_containerd_svc::testing::StoreCall;
+use nodekeel_containerd_svc::{ImageStage, ImageState};
+
+use crate::bundles::{BundleFixture, k8s_namespace};
+
+/// Bundle, name, stage and whether there is a problem.
+fn list_states(bundles: &BundleFixture) -> Vec<(String, Option<String>, ImageStage, bool)> {
+    let row = |state: ImageState| (state.bundle, state.name, state.stage, state.problem.is_some());
+    bundles.preseed.image_states().into_iter().map(row).collect()
+}
+
+fn listed(bundle: &str, name: &str) -> (String, Option<String>, ImageStage, bool) {
+    (bundle.to_owned(), Some(name.to_owned()), ImageStage::Listed, false)
+}
+
+#[tokio::test]
+async fn a_state_says_what_the_store_has_and_is_taken_back_with_it() {
+    let bundles = BundleFixture::new();
+    assert_eq!(list_states(&bundles), []);
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.put_bundle("c.tar", b"no archive").run_preseed().await;
+    let (a, b) = (listed("a.tar", "localhost/a:1"), listed("b.tar", "localhost/b:1"));
+    let invalid = ("c.tar".to_owned(), None, ImageStage::Wanted, true);
+    assert_eq!(list_states(&bundles), [a.clone(), b.clone(), invalid.clone()]);
+    let first = bundles.preseed.image_states().remove(0);
+    let target = bundles.list_images().await.remove(0).target;
+    assert_eq!(first.target, Some(target.digest));
+    assert!(first.bytes > Some(target.size), "configuration and layer, too: {first:?}");
+    bundles.run_preseed().await;
+    assert_eq!(bundles.preseed.image_states().remove(0), first, "since the same time");
+    // It can't be brought back, and the others are as they were.
+    bundles.store.remove_image(&k8s_namespace(), "localhost/a:1");
+    bundles.store.fail_call(StoreCall::PutImage, 0);
+    bundles.run_preseed().await;
+    let gone = ("a.tar".to_owned(), None, ImageStage::Wanted, true);
+    assert_eq!(list_states(&bundles), [gone, b.clone(), invalid]);
+    fs::remove_file(bundles.path("c.tar")).unwrap();
+    bundles.run_preseed().await;
+    assert_eq!(list_states(&bundles), [a, b]);
+}
