@@ -2,6 +2,7 @@
 
 mod effective_config;
 mod preseed_task;
+mod stop_mark;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ use crate::{DiskReserve, runsc};
 
 use effective_config::has_effective_cri;
 use preseed_task::{PreseedTask, preseed_runnable};
+use stop_mark::StopMark;
 
 /// Additional time for a stop beyond the grace period: its children stop first.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
@@ -40,6 +42,9 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// with what there is, and [`Preseed::problem`] names the rest, which it tries again after a pause of a second that grows
 /// to five minutes. So it does where the directory is empty, and its disk may not be mounted. While the store itself fails, or
 /// the directory is missing or can't be read at its start, it is not ready.
+///
+/// After a boot that no ordered stop has ended, it compares all images with their digests in the background, and has what is damaged
+/// written again.
 ///
 /// It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
 /// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a
@@ -197,14 +202,20 @@ impl Containerd {
             runsc::open_fifo(&fifo)?;
             ctx.run_child("runsc", runsc::runsc_log_reader(self.journal.clone(), fifo))?;
         }
+        let Some(preseed) = self.preseed.clone() else { return self.build_process(has_cri).run(ctx).await };
+        let mark = StopMark::new(&self.layout);
+        let begin = mark.clone();
+        spawn_blocking(move || begin.begin()).await??;
         // Started before the daemon, for whose readiness it waits.
-        if let Some(preseed) = &self.preseed {
-            ctx.run_child(
-                "preseed",
-                preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone(), has_cri)),
-            )?;
+        let task = PreseedTask::new(&self, preseed, has_cri, mark.clone());
+        ctx.run_child("preseed", preseed_runnable(ctx.dn().to_owned(), task))?;
+        let exit = self.build_process(has_cri).run(ctx.clone()).await;
+        if ctx.is_canceled()
+            && let Err(error) = spawn_blocking(move || mark.end()).await?
+        {
+            tracing::warn!("the next start compares all images with their digests: {error}");
         }
-        self.build_process(has_cri).run(ctx).await
+        exit
     }
 }
 

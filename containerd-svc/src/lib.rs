@@ -52,8 +52,9 @@
 //!   signature, another platform), is left out by name, and does not affect the other images of its bundle.
 //! - Content counts as present if its file can be read to its end, and a document if it matches its digest:
 //!   containerd knows content from its database alone, also what a power cut has damaged. Damaged content is
-//!   written again. Other bytes in a layer are found by an import with `with_layer_verification`
-//!   alone, and the files of snapshots are not looked at.
+//!   written again. Other bytes in a layer are found by an import with `with_layer_verification`, and by an
+//!   [`ImageProof`], which also looks at unpacked layers. The runnable runs one after a boot that no ordered stop has
+//!   ended: a power cut.
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
 //!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
 //!   image that no bundle brings any more loses its marks and its pin; it is not removed.
@@ -109,7 +110,7 @@ pub use config::{
     RuntimeHandler,
 };
 #[cfg(feature = "client")]
-pub use containerd::{ConnectError, ContainerdImages, daemon_version};
+pub use containerd::{ConnectError, ContainerdImages, DamagedContent, daemon_version};
 #[cfg(feature = "client")]
 pub use daemon::{Containerd, ContainerdConfig, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
@@ -128,9 +129,12 @@ pub use plan::{
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};
 pub use preseed::{
-    BundleCounts, BundleOutcome, ImageStage, ImageState, Preseed, PreseedError, PreseedReport, RequiredImage,
+    BundleCounts, BundleOutcome, DamagedImage, ImageProof, ImageStage, ImageState, Preseed, PreseedError,
+    PreseedReport, ProofKind, RequiredImage,
 };
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;
 pub use single_archive::import_archive;
-pub use store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
+pub use store::{
+    BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob, ReadPace,
+};

@@ -1,6 +1,7 @@
 //! Preseeds images: imports a directory of bundles.
 
 mod pass;
+mod proof;
 mod required;
 mod state;
 
@@ -11,14 +12,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
 
+#[cfg(feature = "client")]
+use crate::DamagedContent;
 use crate::error::{ImportError, LeftOutImage};
 use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{ImportLimits, Namespace, Platform};
+use crate::{Digest, ImportLimits, Namespace, Platform};
 
 use pass::PreseedPass;
+pub use proof::{DamagedImage, ImageProof, ProofKind};
 pub use required::RequiredImage;
 use state::ImageStates;
 pub use state::{ImageStage, ImageState};
@@ -42,6 +46,19 @@ pub struct Preseed {
     required_images: Vec<RequiredImage>,
     memory: Arc<Mutex<PassMemory>>,
     problem: Arc<watch::Sender<Option<String>>>,
+    #[cfg(feature = "client")]
+    passes: Arc<watch::Sender<PassCount>>,
+    #[cfg(feature = "client")]
+    damaged_content: DamagedContent,
+}
+
+/// The passes of the runnable of a preseed.
+#[cfg(feature = "client")]
+#[derive(Debug, Clone, Copy, Default)]
+struct PassCount {
+    requested: u64,
+    begun: u64,
+    ended: u64,
 }
 
 /// The results of earlier passes, which the clones of a [`Preseed`] share.
@@ -58,6 +75,8 @@ struct PassMemory {
     /// The counts of the last complete pass over a directory with bundles.
     counts: Option<BundleCounts>,
     states: ImageStates,
+    /// The bytes that were compared, and that are to be.
+    proof: Option<(u64, u64)>,
 }
 
 /// The number of bundles of a directory that are imported, and of those that are not.
@@ -206,6 +225,10 @@ impl Preseed {
             required_images: Vec::new(),
             memory: Arc::default(),
             problem: Arc::new(watch::channel(None).0),
+            #[cfg(feature = "client")]
+            passes: Arc::new(watch::channel(PassCount::default()).0),
+            #[cfg(feature = "client")]
+            damaged_content: DamagedContent::default(),
         }
     }
 
@@ -329,6 +352,63 @@ impl Preseed {
         scanned
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
             .map_err(PreseedError::ListBundles)
+    }
+
+    /// How much of the content was compared with its digests, and how much is to be, in bytes, while the runnable of the
+    /// preseed does that after a power cut.
+    pub fn proof_progress(&self) -> Option<(u64, u64)> {
+        self.lock_memory().proof
+    }
+
+    /// Makes the runnable of the preseed begin a pass at once, and waits until it has ended. Without a running one, it waits for
+    /// that.
+    #[cfg(feature = "client")]
+    pub async fn request_pass(&self) {
+        let mut passes = self.passes.subscribe();
+        let mut due = 0;
+        self.passes.send_modify(|passes| {
+            // A pass that has begun may have passed by what this one is for.
+            due = passes.begun + 1;
+            passes.requested = due;
+        });
+        // The sender is alive as long as this value.
+        drop(passes.wait_for(|passes| passes.ended >= due).await);
+    }
+
+    /// Waits until a pass is requested that has not begun.
+    #[cfg(feature = "client")]
+    pub(crate) async fn wait_request(&self) {
+        drop(self.passes.subscribe().wait_for(|passes| passes.requested > passes.begun).await);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn begin_pass(&self) {
+        self.passes.send_modify(|passes| passes.begun += 1);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn end_pass(&self) {
+        self.passes.send_modify(|passes| passes.ended = passes.begun);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn set_proof_progress(&self, progress: Option<(u64, u64)>) {
+        self.lock_memory().proof = progress;
+    }
+
+    fn record_damage(&self, damaged: &[DamagedImage]) {
+        self.lock_memory().states.record_damage(damaged);
+    }
+
+    fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: Option<String>) {
+        self.lock_memory().states.record_in_use(namespace, target, reason);
+    }
+
+    /// What was seen to be damaged in the store of the runnable: for another store of the same containerd, so that what it finds
+    /// is repaired.
+    #[cfg(feature = "client")]
+    pub fn damaged_content(&self) -> DamagedContent {
+        self.damaged_content.clone()
     }
 
     /// Records which of its listed images the CRI lists.

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    self as wire, CreateImageRequest, CreateRequest, DeleteRequest, ListRequest, UpdateImageRequest,
-    UpdateRequest,
+    self as wire, AddResourceRequest, CreateImageRequest, CreateRequest, DeleteRequest, InfoRequest,
+    ListRequest, Resource, UpdateImageRequest, UpdateRequest,
 };
 use prost_types::{FieldMask, Timestamp};
 use tonic::{Code, Request, Status};
@@ -89,6 +89,31 @@ impl ImportLease {
         format!("{}-{what}-{}", self.id, self.key_count.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Keeps what some content refers to by its labels, also when that content is removed.
+    pub(super) async fn keep_references(&self, digest: &Digest) -> Result<(), Status> {
+        let request = InfoRequest { digest: digest.to_string() };
+        let labels = match self.images.content_client().info(self.leased_request(request)).await {
+            Ok(answer) => answer.into_inner().info.unwrap_or_default().labels,
+            Err(status) if has_code(&status, Code::NotFound) => return Ok(()),
+            Err(status) => return Err(status),
+        };
+        let mut leases = LeasesClient::new(self.images.channel.clone());
+        for (key, id) in labels {
+            // *Source:* containerd's `metadata/gc.go`: a suffix names the single reference, or the snapshotter.
+            let r#type = if key.starts_with("containerd.io/gc.ref.content") {
+                "content".to_owned()
+            } else if let Some(snapshotter) = key.strip_prefix("containerd.io/gc.ref.snapshot.") {
+                format!("snapshots/{}", snapshotter.split('/').next().unwrap_or_default())
+            } else {
+                continue;
+            };
+            let resource = Some(Resource { id, r#type });
+            let request = AddResourceRequest { id: self.id.clone(), resource };
+            leases.add_resource(namespaced_request(request, &self.namespace, None)).await?;
+        }
+        Ok(())
+    }
+
     async fn delete_lease(&self) -> Result<(), Status> {
         delete_lease(&self.images, &self.namespace, self.id.clone()).await
     }
@@ -126,6 +151,10 @@ impl ContainerdImport {
         let created = LeasesClient::new(lease.images.channel.clone()).create(request).await;
         created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
         Ok(Self { lease: Arc::new(lease), finished: false })
+    }
+
+    pub(super) fn lease(&self) -> &ImportLease {
+        &self.lease
     }
 
     async fn create_or_update_image(&self, image: wire::Image) -> Result<(), Status> {

@@ -25,11 +25,16 @@ pub(super) async fn unpack_layers(
     layers: &[ImageLayer],
 ) -> Result<Labels, ImageStoreError> {
     let mut chain: Option<Digest> = None;
-    for layer in layers {
-        let next = chain_id(chain, layer.diff_id);
-        let to_error = |source| ImageStoreError::UnpackLayer { digest: layer.blob.digest, source };
-        let done = unpack_layer(lease, layer, chain, next).await;
-        done.map_err(|status| store_error(status, &layer.blob.digest.to_string(), to_error))?;
+    for (number, (layer, next)) in layers.iter().zip(chain_ids(layers)).enumerate() {
+        let mut done = unpack_layer(lease, layer, chain, next).await;
+        if done.as_ref().is_err_and(|status| has_code(status, Code::AlreadyExists)) {
+            // After an older copy of containerd's database was put back, it knows snapshots that the snapshotter does not have, or
+            // the other way round: their rows are removed, and then the others are garbage.
+            discard_unpacked(&lease.images, &lease.namespace, layers, number).await?;
+            lease.images.collect_garbage(&lease.namespace).await?;
+            done = unpack_layer(lease, layer, chain, next).await;
+        }
+        done.map_err(|status| unpack_error(layer, status))?;
         chain = Some(next);
     }
     // The garbage collector follows this label from content to a snapshot, and from there to its parents.
@@ -43,15 +48,51 @@ pub(super) async fn is_unpacked(
     namespace: &Namespace,
     layers: &[ImageLayer],
 ) -> Result<bool, ImageStoreError> {
-    let chain = layers.iter().fold(None, |chain, layer| Some(chain_id(chain, layer.diff_id)));
-    let (Some(chain), Some(last)) = (chain, layers.last()) else { return Ok(true) };
+    let (Some(chain), Some(last)) = (chain_ids(layers).pop(), layers.last()) else { return Ok(true) };
     let stat = StatSnapshotRequest { snapshotter: images.snapshotter_name.clone(), key: chain.to_string() };
     let mut snapshots = SnapshotsClient::new(images.channel.clone());
     match snapshots.stat(namespaced_request(stat, namespace, None)).await {
         Ok(_) => Ok(true),
         Err(status) if has_code(&status, Code::NotFound) => Ok(false),
-        Err(status) => Err(ImageStoreError::UnpackLayer { digest: last.blob.digest, source: status.into() }),
+        Err(status) => Err(unpack_error(last, status)),
     }
+}
+
+/// Removes the snapshots from this layer on, the last one first; returns false where one is in use.
+pub(super) async fn discard_unpacked(
+    images: &ContainerdImages,
+    namespace: &Namespace,
+    layers: &[ImageLayer],
+    from: usize,
+) -> Result<bool, ImageStoreError> {
+    let mut snapshots = SnapshotsClient::new(images.channel.clone());
+    let chain: Vec<_> = layers.iter().zip(chain_ids(layers)).skip(from).collect();
+    for (layer, name) in chain.into_iter().rev() {
+        let request =
+            RemoveSnapshotRequest { snapshotter: images.snapshotter_name.clone(), key: name.to_string() };
+        match snapshots.remove(namespaced_request(request, namespace, None)).await {
+            Err(status) if has_code(&status, Code::NotFound) => {}
+            Err(status) if has_code(&status, Code::FailedPrecondition) => return Ok(false),
+            removed => drop(removed.map_err(|status| unpack_error(layer, status))?),
+        }
+    }
+    Ok(true)
+}
+
+pub(super) fn unpack_error(layer: &ImageLayer, status: Status) -> ImageStoreError {
+    let digest = layer.blob.digest;
+    store_error(status, &digest.to_string(), |source| ImageStoreError::UnpackLayer { digest, source })
+}
+
+/// The chain ID of each layer, which is the name of its snapshot.
+pub(super) fn chain_ids(layers: &[ImageLayer]) -> Vec<Digest> {
+    let mut chain = None;
+    let next = |layer: &ImageLayer| {
+        let id = chain_id(chain, layer.diff_id);
+        chain = Some(id);
+        id
+    };
+    layers.iter().map(next).collect()
 }
 
 /// The chain ID of a layer on top of those below it.
@@ -70,14 +111,12 @@ async fn unpack_layer(
     below: Option<Digest>,
     name: Digest,
 ) -> Result<(), Status> {
+    // Unpacked before, for this image or for another with the same layers up to here.
+    if has_snapshot(lease, name).await? {
+        return Ok(());
+    }
     let mut snapshots = SnapshotsClient::new(lease.images.channel.clone());
     let snapshotter = lease.images.snapshotter_name.clone();
-    let stat = StatSnapshotRequest { snapshotter: snapshotter.clone(), key: name.to_string() };
-    match snapshots.stat(lease.leased_request(stat)).await {
-        Err(status) if has_code(&status, Code::NotFound) => {}
-        // Unpacked before, for this image or for another with the same layers up to here.
-        found => return found.map(drop),
-    }
     // As the status that `store_error` recognizes as a full disk.
     check_disk_space(lease, layer).map_err(|error| Status::resource_exhausted(error_chain(&error)))?;
     // A new key: an active snapshot of a killed import may still exist.
@@ -107,14 +146,24 @@ async fn unpack_layer(
     }
     match committed {
         // Another client was faster.
-        Err(status) if has_code(&status, Code::AlreadyExists) => Ok(()),
+        Err(status) if has_code(&status, Code::AlreadyExists) && has_snapshot(lease, name).await? => Ok(()),
         done => done,
+    }
+}
+
+/// Returns whether there is a snapshot with this name; the lease keeps it.
+pub(super) async fn has_snapshot(lease: &ImportLease, name: Digest) -> Result<bool, Status> {
+    let stat =
+        StatSnapshotRequest { snapshotter: lease.images.snapshotter_name.clone(), key: name.to_string() };
+    match SnapshotsClient::new(lease.images.channel.clone()).stat(lease.leased_request(stat)).await {
+        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
+        found => found.map(|_| true),
     }
 }
 
 /// Checks that the layer fits, as far as that can be known: compressed layers grow by
 /// [`UNPACKED_FACTOR`].
-fn check_disk_space(lease: &ImportLease, layer: &ImageLayer) -> Result<(), ImageStoreError> {
+pub(super) fn check_disk_space(lease: &ImportLease, layer: &ImageLayer) -> Result<(), ImageStoreError> {
     let Some(space) = lease.images.read_disk_space()? else { return Ok(()) };
     let media_type = &layer.blob.media_type;
     let is_compressed = ["gzip", "zstd"].iter().any(|compression| media_type.ends_with(compression));
@@ -122,7 +171,7 @@ fn check_disk_space(lease: &ImportLease, layer: &ImageLayer) -> Result<(), Image
     space.check_fits(layer.blob.size.saturating_mul(factor), "its unpacked layer")
 }
 
-async fn apply_layer(
+pub(super) async fn apply_layer(
     lease: &ImportLease,
     layer: &ImageLayer,
     mounts: Vec<containerd_client::types::Mount>,

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure, Runnable};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
+use super::stop_mark::StopMark;
 use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
-use crate::preseed::{BundleOutcome, Preseed, PreseedReport};
-use crate::{DiskReserve, ImageStore as _, ImageStoreError, ImportError, Namespace};
+use crate::import::error_chain;
+use crate::preseed::{BundleOutcome, ImageProof, ImageStage, Preseed, PreseedReport, ProofKind};
+use crate::store::ReadPace;
+use crate::{DiskReserve, Image, ImageStore as _, ImageStoreError, ImportError, Namespace};
 
 /// Maximum time until the tree reports the exit of a containerd that does not answer; after that, it is still
 /// running.
@@ -36,6 +40,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause between two passes with failures.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
 
+/// The bytes per second that are compared with digests after a power cut, while the node works.
+const PROOF_BYTES_PER_SECOND: u64 = 32 << 20;
+
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
 
@@ -47,6 +54,7 @@ pub(super) struct PreseedTask {
     root: PathBuf,
     disk_reserve: DiskReserve,
     has_cri: bool,
+    mark: StopMark,
 }
 
 /// Creates a runnable that imports once its containerd is ready, and again what is deleted: see [`Containerd`].
@@ -76,13 +84,14 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
 }
 
 impl PreseedTask {
-    pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool) -> Self {
+    pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool, mark: StopMark) -> Self {
         Self {
             preseed,
             socket: containerd.layout.socket_path(),
             root: containerd.layout.root_dir(),
             disk_reserve: containerd.disk_reserve,
             has_cri,
+            mark,
         }
     }
 
@@ -91,6 +100,9 @@ impl PreseedTask {
     async fn keep_images(&self, ctx: &Context) -> Result<Infallible, Failure> {
         let store = ContainerdImages::connect(&self.socket).await?;
         let store = store.with_disk(&self.root, self.disk_reserve);
+        let store = store.with_damaged_content(self.preseed.damaged_content());
+        let mark = self.mark.clone();
+        let mut proof = spawn_blocking(move || mark.begin()).await??.then(PowerCutProof::default);
         let namespace = CRI_NAMESPACE.parse()?;
         // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
@@ -99,6 +111,7 @@ impl PreseedTask {
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
         loop {
+            self.preseed.begin_pass();
             let problem = match self.import_bundles(&store, ctx, &mut is_ready).await {
                 Ok(result) => {
                     last = result;
@@ -114,10 +127,19 @@ impl PreseedTask {
             retries = if problem.is_some() { retries + 1 } else { 0 };
             let retry_at = problem.is_some().then(|| Instant::now() + retry_pause(retries));
             self.preseed.set_problem(problem);
+            self.preseed.end_pass();
+            // The pass has repaired what was found, unless it is named.
+            if proof.as_ref().is_some_and(|proof| proof.is_complete) && self.find_damaged().is_none() {
+                let mark = self.mark.clone();
+                spawn_blocking(move || mark.settle()).await??;
+                proof = None;
+            }
             let missing = tokio::select! {
                 biased;
                 missing = wait_missing(&store, &mut events, &last.report) => missing?,
                 () = sleep_until_some(retry_at) => continue,
+                () = self.preseed.wait_request() => continue,
+                () = self.prove_images(&store, &mut proof) => continue,
             };
             let now = Instant::now();
             let due = limit.next_import(now);
@@ -191,6 +213,59 @@ impl PreseedTask {
         wait_listed(&self.socket, store, &names).await
     }
 
+    /// Compares the images of the bundles with their digests after a power cut, and returns once that is complete; a pass then
+    /// repairs what is damaged.
+    async fn prove_images(&self, store: &ContainerdImages, proof: &mut Option<PowerCutProof>) {
+        let Some(proof) = proof.as_mut().filter(|proof| !proof.is_complete) else {
+            return std::future::pending().await;
+        };
+        loop {
+            sleep_until_some(Some(proof.next_at.unwrap_or_else(Instant::now))).await;
+            let done = self.prove_some_images(store, &mut proof.images).await;
+            self.preseed.set_proof_progress(None);
+            match done {
+                Ok(()) => {
+                    proof.is_complete = true;
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!("comparing images with their digests failed: {}", error_chain(&error));
+                    proof.next_at = Some(Instant::now() + MAX_RETRY_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn prove_some_images(
+        &self,
+        store: &ContainerdImages,
+        proof: &mut Option<ImageProof>,
+    ) -> Result<(), ImageStoreError> {
+        if proof.is_none() {
+            let images = list_preseeded(store, &self.preseed).await?;
+            tracing::info!("after a power cut: comparing {} images with their digests", images.len());
+            *proof = Some(ImageProof::new(store, &self.preseed, &images, ProofKind::Discard).await?);
+        }
+        let Some(proof) = proof else { return Ok(()) };
+        let report = |proof: &ImageProof| {
+            self.preseed.set_proof_progress(Some((proof.done_bytes(), proof.total_bytes())));
+        };
+        // Begun anew each time: the pace makes up for no pause.
+        let pace = ReadPace::new(Some(PROOF_BYTES_PER_SECOND));
+        proof.run(store, &self.preseed, &pace, report).await?;
+        let (damaged, all) = (proof.damaged().len(), proof.image_count());
+        tracing::info!("compared {all} images with their digests: {damaged} are damaged");
+        Ok(())
+    }
+
+    /// The first image that is damaged, and the reason why it is not repaired.
+    fn find_damaged(&self) -> Option<String> {
+        let states = self.preseed.image_states();
+        let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged)?;
+        let (name, problem) = (damaged.name.as_deref()?, damaged.problem.as_deref()?);
+        Some(format!("image {name} is damaged: {problem}"))
+    }
+
     /// The reason why not all images are there.
     fn find_problem(&self, PassResult { report, unlisted, .. }: &PassResult) -> Option<String> {
         if report.is_empty {
@@ -200,8 +275,35 @@ impl PreseedTask {
                 self.preseed.bundle_dir().display()
             ));
         }
-        describe_failures(report, unlisted)
+        describe_failures(report, unlisted).or_else(|| self.find_damaged())
     }
+}
+
+/// The comparison of the images with their digests after a power cut.
+#[derive(Debug, Default)]
+struct PowerCutProof {
+    images: Option<ImageProof>,
+    /// The time of the next attempt, after one that has failed.
+    next_at: Option<Instant>,
+    is_complete: bool,
+}
+
+/// The images of bundles that the store lists.
+async fn list_preseeded(
+    store: &ContainerdImages,
+    preseed: &Preseed,
+) -> Result<Vec<(Namespace, Image)>, ImageStoreError> {
+    let states = preseed.image_states();
+    let wanted: BTreeSet<_> =
+        states.iter().filter_map(|state| Some((&state.namespace, state.name.as_deref()?))).collect();
+    let namespaces: BTreeSet<_> = states.iter().map(|state| &state.namespace).collect();
+    let mut images = Vec::new();
+    for namespace in namespaces {
+        let listed = store.list_images(namespace).await?.into_iter();
+        let listed = listed.filter(|image| wanted.contains(&(namespace, image.name.as_str())));
+        images.extend(listed.map(|image| (namespace.clone(), image)));
+    }
+    Ok(images)
 }
 
 /// The result of a pass.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
-use super::BundleOutcome;
+use super::{BundleOutcome, DamagedImage};
 use crate::error::LeftOutImage;
 use crate::import::error_chain;
 use crate::plan::{Bundle, WantedBundles};
@@ -72,7 +72,11 @@ pub(super) struct StoredImage {
 
 /// The states of all images, by bundle.
 #[derive(Debug, Default)]
-pub(super) struct ImageStates(BTreeMap<(Namespace, String), Vec<ImageState>>);
+pub(super) struct ImageStates {
+    by_bundle: BTreeMap<(Namespace, String), Vec<ImageState>>,
+    /// The targets whose damaged unpacked layers could not be discarded, with the reason.
+    in_use: BTreeMap<(Namespace, Digest), String>,
+}
 
 impl ImageStates {
     /// Forgets the bundles that are gone, and adds those that are new. Where nothing is known, nothing is changed.
@@ -82,7 +86,7 @@ impl ImageStates {
         let is_unreadable = |namespace: &Namespace, file: Option<&String>| {
             wanted.unreadable.contains(&(namespace.clone(), file.cloned()))
         };
-        self.0.retain(|key, _| {
+        self.by_bundle.retain(|key, _| {
             known.contains(key)
                 || !wanted.listed.contains(&key.0)
                 || is_unreadable(&key.0, Some(&key.1))
@@ -90,12 +94,12 @@ impl ImageStates {
         });
         for key in known {
             let new = || vec![new_state(&key, None, None)];
-            self.0.entry(key.clone()).or_insert_with(new);
+            self.by_bundle.entry(key.clone()).or_insert_with(new);
         }
         for (namespace, file) in &wanted.unreadable {
             let Some(file) = file else { continue };
             let key = (namespace.clone(), file.clone());
-            let rows = self.0.entry(key.clone()).or_insert_with(|| vec![new_state(&key, None, None)]);
+            let rows = self.by_bundle.entry(key.clone()).or_insert_with(|| vec![new_state(&key, None, None)]);
             let problem = "its bundle can't be read: `nodectl logs root.containerd.preseed`";
             rows.iter_mut().for_each(|row| row.problem = Some(problem.to_owned()));
         }
@@ -120,7 +124,13 @@ impl ImageStates {
             BundleOutcome::KnownInvalid { reason, .. } => vec![new_state(&key, None, Some(reason.clone()))],
             BundleOutcome::Failed(error) => vec![new_state(&key, None, Some(error_chain(error)))],
         };
-        let before = self.0.remove(&key).unwrap_or_default();
+        for row in rows.iter_mut().filter(|row| row.stage == ImageStage::Listed) {
+            let in_use = row.target.and_then(|target| self.in_use.get(&(key.0.clone(), target)));
+            if let Some(reason) = in_use {
+                (row.stage, row.problem) = (ImageStage::Damaged, Some(reason.clone()));
+            }
+        }
+        let before = self.by_bundle.remove(&key).unwrap_or_default();
         for row in &mut rows {
             let known = before.iter().find(|known| known.name == row.name && known.target == row.target);
             // What the CRI has answered for holds until it is asked again.
@@ -131,7 +141,7 @@ impl ImageStates {
                 (row.stage, row.since) = (known.stage, known.since);
             }
         }
-        self.0.insert(key, rows);
+        self.by_bundle.insert(key, rows);
     }
 
     /// Records which of the listed images of a namespace its CRI lists.
@@ -159,10 +169,29 @@ impl ImageStates {
         });
     }
 
+    /// Takes back the states of images whose content is damaged.
+    pub(super) fn record_damage(&mut self, damaged: &[DamagedImage]) {
+        let reason =
+            |image: &'_ DamagedImage| ((image.namespace.clone(), image.name.clone()), image.reason.clone());
+        let reasons: BTreeMap<_, _> = damaged.iter().map(reason).collect();
+        self.change(|row, name| {
+            let reason = reasons.get(&(row.namespace.clone(), name.to_owned()))?;
+            Some((ImageStage::Damaged, Some(reason.clone())))
+        });
+    }
+
+    /// Records the reason why the damaged unpacked layers of a target could not be discarded, or that nothing is wrong with them.
+    pub(super) fn record_in_use(&mut self, namespace: &Namespace, target: Digest, reason: Option<String>) {
+        let key = (namespace.clone(), target);
+        match reason {
+            Some(reason) => drop(self.in_use.insert(key, reason)),
+            None => drop(self.in_use.remove(&key)),
+        }
+    }
+
     /// Sets the stage and the problem of each image with a name for which there is a new one.
-    #[cfg(any(test, feature = "client"))]
     fn change(&mut self, mut change: impl FnMut(&ImageState, &str) -> Option<(ImageStage, Option<String>)>) {
-        for row in self.0.values_mut().flatten() {
+        for row in self.by_bundle.values_mut().flatten() {
             let Some((stage, problem)) = row.name.as_deref().and_then(|name| change(row, name)) else {
                 continue;
             };
@@ -174,7 +203,7 @@ impl ImageStates {
     }
 
     pub(super) fn list(&self) -> Vec<ImageState> {
-        self.0.values().flatten().cloned().collect()
+        self.by_bundle.values().flatten().cloned().collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use nodekeel_containerd_svc::testing::StoreCall;
-use nodekeel_containerd_svc::{ImageStage, ImageState};
+use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, ProofKind, ReadPace};
 
 use crate::bundles::{BundleFixture, k8s_namespace};
 
@@ -41,4 +41,38 @@ async fn a_state_says_what_the_store_has_and_is_taken_back_with_it() {
     fs::remove_file(bundles.path("c.tar")).unwrap();
     bundles.run_preseed().await;
     assert_eq!(list_states(&bundles), [a, b]);
+}
+
+#[tokio::test]
+async fn damaged_content_is_found_by_a_comparison_and_written_again_by_the_next_pass() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.run_preseed().await;
+    let images: Vec<_> =
+        bundles.list_images().await.into_iter().map(|image| (k8s_namespace(), image)).collect();
+    let pace = ReadPace::new(None);
+    for digest in bundles.store.content_digests(&k8s_namespace()) {
+        bundles.store.damage_content(&k8s_namespace(), &digest);
+        let (store, preseed) = (&bundles.store, &bundles.preseed);
+        let mut proof = ImageProof::new(store, preseed, &images, ProofKind::Verify).await.unwrap();
+        proof.run(store, preseed, &pace, |_| {}).await.unwrap();
+        assert_eq!((proof.image_count(), proof.damaged().len()), (2, 1), "{digest}");
+        let damaged = list_states(&bundles);
+        assert_eq!(damaged.iter().filter(|(.., stage, _)| *stage == ImageStage::Damaged).count(), 1);
+        bundles.run_preseed().await;
+        let expected = [listed("a.tar", "localhost/a:1"), listed("b.tar", "localhost/b:1")];
+        assert_eq!(list_states(&bundles), expected, "{digest}");
+        let mut proof = ImageProof::new(store, preseed, &images, ProofKind::Verify).await.unwrap();
+        proof.run(store, preseed, &pace, |_| {}).await.unwrap();
+        assert_eq!((proof.damaged(), proof.done_bytes()), (&[][..], proof.total_bytes()), "{digest}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comparison_reads_at_its_pace() {
+    let (pace, start) = (ReadPace::new(Some(1000)), tokio::time::Instant::now());
+    for _ in 0..3 {
+        pace.spend(500).await;
+    }
+    assert_eq!((pace.bytes(), start.elapsed().as_millis()), (1500, 1500));
 }
