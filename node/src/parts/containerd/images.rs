@@ -2,7 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DiskReserve, Image, ImageStage, ImageState, ImageStore as _, LeftOutImage, Namespace,
-    Preseed,
+    ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImageProof, ImageStage, ImageState,
+    ImageStore as _, ImageStoreError, LeftOutImage, Namespace, Preseed, ProofKind, ReadPace,
 };
 use nodekeel_localstorage::Dir;
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::error_chain::error_chain;
@@ -70,9 +72,151 @@ pub(crate) async fn list_images(
         )));
     };
     let images = images?.map_err(|error| aborted_status(&error))?;
-    let mut states = preseed.map(|preseed| preseed.image_states()).unwrap_or_default();
+    let mut states = preseed.as_ref().map(Preseed::image_states).unwrap_or_default();
     states.retain(|state| state.namespace == namespace);
-    Ok(images_response(merge_states(images, states)))
+    let (verified_bytes, verify_bytes) = preseed.and_then(|preseed| preseed.proof_progress()).unzip();
+    let response = images_response(merge_states(images, states));
+    Ok(v1::ImagesResponse { verified_bytes, verify_bytes, ..response })
+}
+
+/// Compares images with their digests, and repairs them on request. The reports end with the comparison, which ends with the
+/// client.
+pub(crate) async fn verify_images(
+    images: Option<Arc<ImageAccess>>,
+    request: v1::VerifyImagesRequest,
+) -> Result<ReceiverStream<Result<v1::ImageVerification, Status>>, Status> {
+    let namespace = parse_namespace(&request.namespace)?;
+    let preseed = images.as_ref().and_then(|images| images.preseed.clone());
+    let store = connect_store(images).await?;
+    let chosen = choose_images(&store, &namespace, &request.names).await?;
+    let (to, reports) = mpsc::channel(1);
+    let verification = Verification { store, preseed, reports: to.clone() };
+    tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            () = to.closed() => {}
+            done = verification.run(chosen, request.repair) => drop(to.send(done).await),
+        }
+    });
+    Ok(ReceiverStream::new(reports))
+}
+
+/// The images with these names, or all.
+async fn choose_images(
+    store: &ContainerdImages,
+    namespace: &Namespace,
+    names: &[String],
+) -> Result<Vec<(Namespace, Image)>, Status> {
+    let mut images = store.list_images(namespace).await.map_err(|error| aborted_status(&error))?;
+    let mut wanted = BTreeSet::new();
+    for name in names {
+        // As they are listed, or as a kubelet completes them.
+        let complete = name.parse::<ImageName>().map(|name| name.to_string());
+        let complete = complete.unwrap_or_else(|_| name.clone());
+        let listed = images.iter().find(|image| image.name == *name || image.name == complete);
+        let unknown = || {
+            let hint = "`nodectl images` lists those that are there";
+            Status::not_found(format!("there is no image {name} in namespace {namespace}; {hint}"))
+        };
+        wanted.insert(listed.ok_or_else(unknown)?.name.clone());
+    }
+    images.retain(|image| names.is_empty() || wanted.contains(&image.name));
+    Ok(images.into_iter().map(|image| (namespace.clone(), image)).collect())
+}
+
+struct Verification {
+    store: ContainerdImages,
+    preseed: Option<Preseed>,
+    reports: mpsc::Sender<Result<v1::ImageVerification, Status>>,
+}
+
+impl Verification {
+    async fn run(
+        &self,
+        chosen: Vec<(Namespace, Image)>,
+        repair: bool,
+    ) -> Result<v1::ImageVerification, Status> {
+        let kind = if repair { ProofKind::Repair } else { ProofKind::Verify };
+        let report = self.compare(&chosen, kind, "comparing").await?;
+        let (Some(preseed), true) = (&self.preseed, repair && !report.damaged.is_empty()) else {
+            return Ok(v1::ImageVerification {
+                state: "complete".into(),
+                damaged: unrepaired(report.damaged, repair),
+                ..report
+            });
+        };
+        // What is damaged does not exist for the next pass, which writes it again.
+        preseed.request_pass().await;
+        let is_damaged = |(_, image): &&(Namespace, Image)| {
+            report.damaged.iter().any(|damaged| damaged.name == image.name)
+        };
+        let again: Vec<_> = chosen.iter().filter(is_damaged).cloned().collect();
+        let left = self.compare(&again, kind, "repairing").await?.damaged;
+        let (mut damaged, states) = (report.damaged, preseed.image_states());
+        for image in &mut damaged {
+            match left.iter().find(|left| left.name == image.name) {
+                None => image.repaired = true,
+                Some(left) => {
+                    let of_bundle = states.iter().find(|state| state.name.as_ref() == Some(&image.name));
+                    let problem = of_bundle.and_then(|state| state.problem.as_deref());
+                    image.reason = match of_bundle {
+                        Some(_) => problem.unwrap_or(&left.reason).to_owned(),
+                        None => without_bundle(&left.reason),
+                    };
+                }
+            }
+        }
+        Ok(v1::ImageVerification { state: "complete".into(), damaged, ..report })
+    }
+
+    async fn compare(
+        &self,
+        images: &[(Namespace, Image)],
+        kind: ProofKind,
+        state: &str,
+    ) -> Result<v1::ImageVerification, Status> {
+        let failed = |error: ImageStoreError| aborted_status(&error);
+        // Without bundles, nothing is recorded.
+        let preseed = self.preseed.clone().unwrap_or_else(|| Preseed::new(PathBuf::new()));
+        let mut proof = ImageProof::new(&self.store, &preseed, images, kind).await.map_err(failed)?;
+        let pace = ReadPace::new(None);
+        let report = |proof: &ImageProof| {
+            // A client that does not keep up misses some.
+            drop(self.reports.try_send(Ok(proof_message(proof, state))));
+        };
+        proof.run(&self.store, &preseed, &pace, report).await.map_err(failed)?;
+        Ok(proof_message(&proof, state))
+    }
+}
+
+fn proof_message(proof: &ImageProof, state: &str) -> v1::ImageVerification {
+    let damaged = |image: &DamagedImage| v1::DamagedImage {
+        name: image.name.clone(),
+        reason: image.reason.clone(),
+        repaired: false,
+    };
+    v1::ImageVerification {
+        state: state.into(),
+        images: proof.image_count() as u64,
+        done_bytes: proof.done_bytes(),
+        total_bytes: proof.total_bytes(),
+        damaged: proof.damaged().iter().map(damaged).collect(),
+    }
+}
+
+/// A repair on a node without bundles has nothing to repair from.
+fn unrepaired(mut damaged: Vec<v1::DamagedImage>, repair: bool) -> Vec<v1::DamagedImage> {
+    for image in damaged.iter_mut().filter(|_| repair) {
+        image.reason = without_bundle(&image.reason);
+    }
+    damaged
+}
+
+fn without_bundle(reason: &str) -> String {
+    format!(
+        "{reason}; no bundle brings the image: import its archive by `nodectl images --import FILE`, or remove it by \
+         `crictl rmi` and let the kubelet pull it"
+    )
 }
 
 pub(crate) async fn import_images(
@@ -130,6 +274,10 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
     };
     let store = ContainerdImages::connect(&images.socket).await;
     let store = store.map_err(|error| aborted_status(&error))?;
+    let store = match &images.preseed {
+        Some(preseed) => store.with_damaged_content(preseed.damaged_content()),
+        None => store,
+    };
     // The disk is known once containerd has started on the open volume. An import checks its free space first.
     match images.root_dir() {
         Some(root) => Ok(store.with_disk(root, images.reserve)),
@@ -139,7 +287,7 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
 
 fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
     images.sort_by(|a, b| (&a.name, &a.bundle).cmp(&(&b.name, &b.bundle)));
-    v1::ImagesResponse { images, left_out: Vec::new() }
+    v1::ImagesResponse { images, ..v1::ImagesResponse::default() }
 }
 
 /// Adds the states of a namespace to the images that it lists now, and the images of bundles that it does not list: a

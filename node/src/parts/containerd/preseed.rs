@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use nodekeel_containerd_svc::{ImageStage, Preseed, RequiredImage};
+use nodekeel_containerd_svc::{ImageStage, ImageState, Preseed, RequiredImage};
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -82,13 +82,27 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     let counted = preseed.clone();
     node.health_sources().add(NAME, move |node: &NodeSnapshot| {
         let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
-        let hint = || if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
+        let states = counted.image_states();
+        let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged);
+        let hint = || match damaged {
+            _ if has_failed_bundles => bundles_hint(&images),
+            Some(_) => {
+                "`nodectl images` names all of them; `nodectl images repair` writes them again".to_owned()
+            }
+            None => import_hint(&images),
+        };
         // The required images may be there, and others not.
-        let problem = node.runnable(DN).and_then(|_| counted.problem());
+        let problem =
+            node.runnable(DN).and_then(|_| counted.problem().or_else(|| damaged.map(describe_damaged)));
         let problem = problem.map(|problem| HealthCondition::problem(DN, problem));
         node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
     });
     Some(preseed)
+}
+
+fn describe_damaged(state: &ImageState) -> String {
+    let (name, problem) = (state.name.as_deref().unwrap_or(&state.bundle), state.problem.as_deref());
+    format!("image {name} is damaged: {}", problem.unwrap_or("see `nodectl images`"))
 }
 
 /// Reads at each scrape how many bundles are imported, and the states of their images.
