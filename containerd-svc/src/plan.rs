@@ -239,6 +239,16 @@ pub fn plan_preseed(
     listed: &BTreeMap<Namespace, Vec<Image>>,
     unpack: bool,
 ) -> PreseedPlan {
+    plan_until(wanted, listed, unpack, || false).expect("nothing cancels it")
+}
+
+/// As [`plan_preseed`]; `None` once it is canceled.
+pub(crate) fn plan_until(
+    wanted: &WantedBundles,
+    listed: &BTreeMap<Namespace, Vec<Image>>,
+    unpack: bool,
+    is_canceled: impl Fn() -> bool,
+) -> Option<PreseedPlan> {
     let mut plan = PreseedPlan::default();
     let unlisted = wanted.bundles.iter().map(|bundle| (&bundle.namespace, &[][..]));
     let listed = listed.iter().map(|(namespace, images)| (namespace, &images[..]));
@@ -248,7 +258,8 @@ pub fn plan_preseed(
         let files = BundleFiles::new(wanted, namespace, images, unpack, |_| true);
         let targets: BTreeMap<_, _> =
             images.iter().rev().map(|image| (image.target.digest, &image.target)).collect();
-        let changes: Vec<_> = images.iter().map(|image| files.plan_image(image, &targets)).collect();
+        let plan_image = |image| (!is_canceled()).then(|| files.plan_image(image, &targets));
+        let changes: Vec<_> = images.iter().map(plan_image).collect::<Option<_>>()?;
         let mut owned: BTreeMap<&str, Vec<(&Image, &PlannedImage)>> = BTreeMap::new();
         for (image, planned) in images.iter().zip(&changes) {
             if let Some((file, _)) = &planned.owner {
@@ -256,13 +267,16 @@ pub fn plan_preseed(
             }
         }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
+            if is_canceled() {
+                return None;
+            }
             let owned = owned.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
             plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, owned)));
         }
         let change = |(kind, image)| ImageUpdate { namespace: namespace.clone(), kind, image };
         plan.images.extend(changes.into_iter().filter_map(|planned| planned.change).map(change));
     }
-    plan
+    Some(plan)
 }
 
 /// The listed image that keeps a name when this bundle is imported: one of an earlier bundle.

@@ -1,6 +1,7 @@
 //! One pass over the directory: executes plans until nothing is left to import.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -13,8 +14,8 @@ use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, ImageWalk};
 use crate::import::{self, ImportJob, ImportedImages, error_chain};
 use crate::plan::{
-    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, WantedBundles,
-    find_name_owner, plan_preseed,
+    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, PreseedPlan, WantedBundles,
+    find_name_owner, plan_until,
 };
 use crate::scan::{self, repository_name};
 use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
@@ -68,7 +69,7 @@ impl<'a> PreseedPass<'a> {
         loop {
             // Each import changes the marks, so every plan starts from the images that are listed now.
             self.list_images().await.map_err(PreseedError::ListImages)?;
-            let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
+            let plan = self.plan_off_thread().await;
             if self.process_bundles(plan.bundles).await {
                 continue;
             }
@@ -85,6 +86,23 @@ impl<'a> PreseedPass<'a> {
                 ..PreseedReport::default()
             });
         }
+    }
+
+    /// Plans on a thread that may block, since many bundles take a while; dropping this ends it.
+    async fn plan_off_thread(&mut self) -> PreseedPlan {
+        let (wanted, listed) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.listed));
+        let (unpack, caller) = (self.preseed.unpacks_layers, Arc::new(()));
+        let waiting = Arc::downgrade(&caller);
+        let planned = spawn_blocking(move || {
+            let plan = plan_until(&wanted, &listed, unpack, || waiting.strong_count() == 0);
+            (plan, wanted, listed)
+        });
+        let planned =
+            planned.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        let plan;
+        (plan, self.wanted, self.listed) = planned;
+        drop(caller);
+        plan.expect("the caller waits")
     }
 
     /// Lists the images of all namespaces, also of those without a bundle: they may have lost their last one. What is
@@ -168,7 +186,7 @@ impl<'a> PreseedPass<'a> {
                     self.preseed.log_outcome(&outcome);
                 }
                 self.outcomes.insert(bundle, outcome);
-                if required::are_processed(required, &self.outcomes) {
+                if self.processed.is_some() && required::are_processed(required, &self.outcomes) {
                     self.send_processed();
                 }
             }
