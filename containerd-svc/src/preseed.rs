@@ -3,6 +3,7 @@
 mod pass;
 mod proof;
 mod required;
+mod retry;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
 #[cfg(feature = "client")]
 use crate::DamagedContent;
@@ -24,8 +26,11 @@ use crate::{Digest, ImportLimits, Namespace, Platform};
 use pass::PreseedPass;
 pub use proof::{DamagedImage, ImageProof, ProofKind};
 pub use required::RequiredImage;
-use state::ImageStates;
+use retry::BundleResults;
+#[cfg(feature = "client")]
+pub(crate) use retry::retry_pause;
 pub use state::{ImageStage, ImageState};
+use state::{ImageStates, StoredImage};
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
@@ -52,6 +57,14 @@ pub struct Preseed {
     damaged_content: DamagedContent,
 }
 
+/// The bundles that a pass looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PassScope {
+    All,
+    /// See [`Preseed::run_due`].
+    Due,
+}
+
 /// The passes of the runnable of a preseed.
 #[cfg(feature = "client")]
 #[derive(Debug, Clone, Copy, Default)]
@@ -75,6 +88,7 @@ struct PassMemory {
     /// The counts of the last complete pass over a directory with bundles.
     counts: Option<BundleCounts>,
     states: ImageStates,
+    results: BundleResults,
     /// The bytes that were compared, and that are to be.
     proof: Option<(u64, u64)>,
 }
@@ -142,6 +156,13 @@ pub enum BundleOutcome {
         /// The defect.
         reason: String,
     },
+    /// An earlier pass failed to import the bundle, and its pause is not over.
+    Delayed {
+        /// The bundle.
+        bundle: Bundle,
+        /// The failure.
+        reason: String,
+    },
     /// The bundle was not imported; this does not affect other bundles.
     Failed(ImportError),
 }
@@ -168,7 +189,10 @@ pub struct PreseedReport {
 impl PreseedReport {
     /// The number of failed bundles that a later pass may import.
     pub fn retryable_count(&self) -> usize {
-        let failed = |outcome: &&BundleOutcome| matches!(outcome, BundleOutcome::Failed(error) if error.is_retryable());
+        let failed = |outcome: &&BundleOutcome| match outcome {
+            BundleOutcome::Failed(error) => error.is_retryable(),
+            outcome => matches!(outcome, BundleOutcome::Delayed { .. }),
+        };
         self.outcomes.iter().filter(failed).count()
     }
 
@@ -193,7 +217,7 @@ impl BundleOutcome {
             Self::Imported { bundle, images, .. } | Self::Unchanged { bundle, images, .. } => {
                 Some((&bundle.namespace, images))
             }
-            Self::KnownInvalid { .. } | Self::Failed(_) => None,
+            Self::KnownInvalid { .. } | Self::Delayed { .. } | Self::Failed(_) => None,
         }
     }
 
@@ -201,7 +225,7 @@ impl BundleOutcome {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Failed(error) => Some(error_chain(error)),
-            Self::KnownInvalid { reason, .. } => Some(reason.clone()),
+            Self::KnownInvalid { reason, .. } | Self::Delayed { reason, .. } => Some(reason.clone()),
             Self::Imported { bundle, left_out, .. } | Self::Unchanged { bundle, left_out, .. } => {
                 let faults: Vec<_> = left_out.iter().filter(|image| !image.is_foreign()).collect();
                 let first = faults.first()?;
@@ -316,13 +340,28 @@ impl Preseed {
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
     pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
-        self.run_pass(store, None).await
+        self.run_pass(store, PassScope::All, None).await
+    }
+
+    /// As [`run`](Self::run), for the bundles that are new or have changed, and those that have failed: each after a pause of a
+    /// second that doubles with each failure up to five minutes. The others are as the last pass has left them.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_due(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
+        self.run_pass(store, PassScope::Due, None).await
+    }
+
+    /// The time at which the first of the bundles that have failed is due; `None` if none has that a later pass may import.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.lock_memory().results.next_due()
     }
 
     /// As [`run`](Self::run); sends the names of the required images as soon as their bundles have been processed.
     pub(crate) async fn run_pass(
         &self,
         store: &dyn ImageStore,
+        scope: PassScope,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
     ) -> Result<PreseedReport, PreseedError> {
         let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
@@ -334,10 +373,15 @@ impl Preseed {
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
-        self.lock_memory().states.begin_pass(&wanted);
+        let kept = {
+            let mut memory = self.lock_memory();
+            memory.states.begin_pass(&wanted);
+            memory.results.begin_pass(&wanted);
+            if scope == PassScope::Due { memory.results.list_kept() } else { BTreeMap::new() }
+        };
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let mut report = PreseedPass::new(self, store, wanted, processed).run().await?;
+        let mut report = PreseedPass::new(self, store, wanted, kept, processed).run().await?;
         outcomes.append(&mut report.outcomes);
         let report = PreseedReport { outcomes, skipped, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.
@@ -394,6 +438,12 @@ impl Preseed {
     #[cfg(feature = "client")]
     pub(crate) fn set_proof_progress(&self, progress: Option<(u64, u64)>) {
         self.lock_memory().proof = progress;
+    }
+
+    fn record_outcome(&self, bundle: &Bundle, outcome: &BundleOutcome, stored: &[StoredImage]) {
+        let mut memory = self.lock_memory();
+        memory.states.record_outcome(bundle, outcome, stored);
+        memory.results.record_outcome(bundle, outcome);
     }
 
     fn record_damage(&self, damaged: &[DamagedImage]) {
@@ -458,6 +508,7 @@ impl Preseed {
                 bundle.file,
                 bundle.namespace
             ),
+            BundleOutcome::Delayed { .. } => {}
             BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
         }
     }

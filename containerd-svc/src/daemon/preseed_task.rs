@@ -15,7 +15,9 @@ use super::stop_mark::StopMark;
 use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
 use crate::import::error_chain;
-use crate::preseed::{BundleOutcome, ImageProof, ImageStage, Preseed, PreseedReport, ProofKind};
+use crate::preseed::{
+    BundleOutcome, ImageProof, ImageStage, PassScope, Preseed, PreseedReport, ProofKind, retry_pause,
+};
 use crate::store::ReadPace;
 use crate::{DiskReserve, Image, ImageStore as _, ImageStoreError, ImportError, Namespace};
 
@@ -34,11 +36,8 @@ const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
 /// minutes, where they have no pins.
 const REIMPORT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The pause before the first pass that follows one with failures; it doubles with each.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest pause between two passes with failures.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
+/// The pause after which a comparison that has failed is tried again.
+const PROOF_RETRY_PAUSE: Duration = Duration::from_secs(300);
 
 /// The bytes per second that are compared with digests after a power cut, while the node works.
 const PROOF_BYTES_PER_SECOND: u64 = 32 << 20;
@@ -106,13 +105,13 @@ impl PreseedTask {
         let namespace = CRI_NAMESPACE.parse()?;
         // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
-        let (mut limit, mut retries) = (ReimportLimit::default(), 0);
+        let (mut limit, mut retries, mut scope) = (ReimportLimit::default(), 0, PassScope::All);
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
         loop {
             self.preseed.begin_pass();
-            let problem = match self.import_bundles(&store, ctx, &mut is_ready).await {
+            let problem = match self.import_bundles(&store, ctx, scope, &mut is_ready).await {
                 Ok(result) => {
                     last = result;
                     self.find_problem(&last)
@@ -125,9 +124,12 @@ impl PreseedTask {
                 Err(failure) => return Err(failure),
             };
             retries = if problem.is_some() { retries + 1 } else { 0 };
+            // Each bundle has a pause of its own; a pass also looks for what is new, and asks the CRI again.
             let retry_at = problem.is_some().then(|| Instant::now() + retry_pause(retries));
+            let retry_at = retry_at.into_iter().chain(self.preseed.next_due()).min();
             self.preseed.set_problem(problem);
             self.preseed.end_pass();
+            scope = PassScope::All;
             // The pass has repaired what was found, unless it is named.
             if proof.as_ref().is_some_and(|proof| proof.is_complete) && self.find_damaged().is_none() {
                 let mark = self.mark.clone();
@@ -137,7 +139,10 @@ impl PreseedTask {
             let missing = tokio::select! {
                 biased;
                 missing = wait_missing(&store, &mut events, &last.report) => missing?,
-                () = sleep_until_some(retry_at) => continue,
+                () = sleep_until_some(retry_at) => {
+                    scope = PassScope::Due;
+                    continue;
+                }
                 () = self.preseed.wait_request() => continue,
                 () = self.prove_images(&store, &mut proof) => continue,
             };
@@ -166,10 +171,11 @@ impl PreseedTask {
         &self,
         store: &ContainerdImages,
         ctx: &Context,
+        scope: PassScope,
         is_ready: &mut bool,
     ) -> Result<PassResult, Failure> {
         let (send, processed) = oneshot::channel();
-        let pass = self.preseed.run_pass(store, Some(send));
+        let pass = self.preseed.run_pass(store, scope, Some(send));
         let release = async {
             // Without names, the pass has failed, and says why.
             let Ok(required) = processed.await else { return Ok(Vec::new()) };
@@ -230,7 +236,7 @@ impl PreseedTask {
                 }
                 Err(error) => {
                     tracing::error!("comparing images with their digests failed: {}", error_chain(&error));
-                    proof.next_at = Some(Instant::now() + MAX_RETRY_PAUSE);
+                    proof.next_at = Some(Instant::now() + PROOF_RETRY_PAUSE);
                 }
             }
         }
@@ -313,12 +319,6 @@ struct PassResult {
     unlisted: Unlisted,
     /// The images that others wait for.
     required: Vec<(Namespace, String)>,
-}
-
-/// The pause before a pass that follows this many with failures: bundles that are invalid are not read again until they
-/// change, but what did not fit, or containerd has refused, is.
-fn retry_pause(failures: u32) -> Duration {
-    RETRY_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_RETRY_PAUSE)
 }
 
 async fn sleep_until_some(at: Option<Instant>) {
@@ -533,12 +533,6 @@ mod tests {
         );
         let text = describe_missing(&missing[..1], true);
         assert!(text.starts_with("image a:1 was deleted: importing it again 10 minutes after"), "{text}");
-    }
-
-    #[test]
-    fn what_has_failed_is_tried_again_after_pauses_that_grow_to_five_minutes() {
-        let pauses = [1, 2, 3, 9, 10, u32::MAX].map(|failures| retry_pause(failures).as_secs());
-        assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
     }
 
     #[test]

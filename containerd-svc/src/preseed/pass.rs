@@ -49,6 +49,7 @@ impl<'a> PreseedPass<'a> {
         preseed: &'a Preseed,
         store: &'a dyn ImageStore,
         wanted: WantedBundles,
+        kept: BTreeMap<Bundle, BundleOutcome>,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
     ) -> Self {
         Self {
@@ -56,7 +57,7 @@ impl<'a> PreseedPass<'a> {
             store,
             wanted,
             listed: BTreeMap::new(),
-            outcomes: BTreeMap::new(),
+            outcomes: kept,
             progress: BTreeMap::new(),
             namespace_failures: Vec::new(),
             processed,
@@ -128,7 +129,7 @@ impl<'a> PreseedPass<'a> {
                                 source: error_chain(&error).into(),
                             };
                             let failed = BundleOutcome::Failed(ImportError::Store { path, source });
-                            self.preseed.lock_memory().states.record_outcome(bundle, &failed, &[]);
+                            self.preseed.record_outcome(bundle, &failed, &[]);
                             self.outcomes.insert(bundle.clone(), failed);
                         }
                         is_listed
@@ -176,7 +177,7 @@ impl<'a> PreseedPass<'a> {
             };
             if is_due {
                 let (outcome, stored) = self.process_bundle(&bundle, action).await;
-                self.preseed.lock_memory().states.record_outcome(&bundle, &outcome, &stored);
+                self.preseed.record_outcome(&bundle, &outcome, &stored);
                 if let BundleOutcome::Imported { images, .. } = &outcome {
                     // A bundle that still lacks the same content has brought nothing more.
                     let before = self.progress.insert(bundle.clone(), images.len());

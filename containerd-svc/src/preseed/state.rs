@@ -121,7 +121,9 @@ impl ImageStates {
                 };
                 stored.iter().map(|image| listed_state(&key, image)).chain(faults.map(fault)).collect()
             }
-            BundleOutcome::KnownInvalid { reason, .. } => vec![new_state(&key, None, Some(reason.clone()))],
+            BundleOutcome::KnownInvalid { reason, .. } | BundleOutcome::Delayed { reason, .. } => {
+                vec![new_state(&key, None, Some(reason.clone()))]
+            }
             BundleOutcome::Failed(error) => vec![new_state(&key, None, Some(error_chain(error)))],
         };
         for row in rows.iter_mut().filter(|row| row.stage == ImageStage::Listed) {

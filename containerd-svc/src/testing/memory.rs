@@ -24,6 +24,8 @@ pub struct MemStore(Arc<Mutex<StoreState>>);
 pub enum StoreCall {
     /// [`ImageStore::list_images`]
     ListImages,
+    /// [`ImageStore::read_content`]
+    ReadContent,
     /// [`ImageStore::begin_import`]
     BeginImport,
     /// [`ImportSession::open_writer`]
@@ -211,6 +213,8 @@ impl ImageStore for MemStore {
         digest: &Digest,
         size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError> {
+        let failed = |source| ImageStoreError::ReadContent { digest: *digest, source };
+        self.record_call(StoreCall::ReadContent).map_err(failed)?;
         let bytes =
             self.lock_state().namespace_mut(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
         Ok(bytes.filter(|bytes| bytes.len() as u64 == size && Digest::of_content(bytes) == *digest))

@@ -1,6 +1,7 @@
 //! The state of each image of the bundles.
 
 use std::fs;
+use std::time::Duration;
 
 use nodekeel_containerd_svc::testing::StoreCall;
 use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, ProofKind, ReadPace};
@@ -75,4 +76,31 @@ async fn a_comparison_reads_at_its_pace() {
         pace.spend(500).await;
     }
     assert_eq!((pace.bytes(), start.elapsed().as_millis()), (1500, 1500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bundle_that_failed_is_tried_again_by_its_own_pause_and_the_others_are_not_read() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.store.fail_call(StoreCall::PutImage, 0);
+    bundles.run_preseed().await;
+    for (seconds, is_due) in [(0, false), (1, true), (1, false), (1, true)] {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        bundles.store.fail_call(StoreCall::PutImage, 0);
+        let (reads, imports) = (StoreCall::ReadContent, StoreCall::BeginImport);
+        let before = [reads, imports].map(|call| bundles.store.call_count(call));
+        let report = bundles.preseed.run_due(&bundles.store).await.unwrap();
+        let after = [reads, imports].map(|call| bundles.store.call_count(call));
+        assert_eq!((report.bundle_counts().failed, report.retryable_count()), (1, 1));
+        assert_eq!(after[1] - before[1], usize::from(is_due));
+        assert!(is_due || after == before, "nothing is read");
+        let b = listed("b.tar", "localhost/b:1");
+        assert_eq!(list_states(&bundles), [("a.tar".to_owned(), None, ImageStage::Wanted, true), b]);
+    }
+    // A new bundle does not wait, and neither does what is asked for.
+    bundles.put_image("c.tar", "localhost/c:1", b"c");
+    assert_eq!(bundles.preseed.run_due(&bundles.store).await.unwrap().bundle_counts().failed, 1);
+    assert_eq!(list_states(&bundles)[2], listed("c.tar", "localhost/c:1"));
+    assert_eq!(bundles.run_preseed().await.failures(), <[String; 0]>::default());
+    assert_eq!(bundles.preseed.next_due(), None);
 }
