@@ -26,7 +26,7 @@ use tonic::{Code, Request, Status};
 use crate::digest::DigestHasher;
 use crate::image::{Descriptor, Image, ImageLayer};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession, ReadPace};
-use crate::{Digest, DiskReserve, DiskSpace, Namespace};
+use crate::{Digest, DiskReserve, DiskSpace, InstanceId, Namespace};
 
 pub(crate) use image_events::{ImageEvent, ImageEvents};
 use import::{ContainerdImport, ImportLease};
@@ -45,6 +45,8 @@ pub struct ContainerdImages {
     verifies_layers: bool,
     /// Content that was seen to be damaged, and is not written again yet.
     damaged: DamagedContent,
+    /// The program that the leases belong to.
+    instance: InstanceId,
     /// Makes the lease ids of one process unique.
     import_count: Arc<AtomicU64>,
 }
@@ -99,6 +101,7 @@ impl ContainerdImages {
             disk: None,
             verifies_layers: false,
             damaged: DamagedContent::default(),
+            instance: InstanceId::default(),
             import_count: Arc::default(),
         })
     }
@@ -118,6 +121,13 @@ impl ContainerdImages {
         self
     }
 
+    /// Sets the name of this program among several that import into the containerd. Default: that of the only one.
+    #[must_use]
+    pub fn with_instance(mut self, instance: InstanceId) -> Self {
+        self.instance = instance;
+        self
+    }
+
     /// Shares what was seen to be damaged with the other stores that have this value. Default: a value of its own.
     #[must_use]
     pub fn with_damaged_content(mut self, damaged: DamagedContent) -> Self {
@@ -133,8 +143,8 @@ impl ContainerdImages {
         self
     }
 
-    /// Discards the content of imports that were killed with their process or containerd, in all namespaces.
-    /// Otherwise it would stay for a day. No other process may import into this containerd.
+    /// Discards the content of imports of this instance that were killed with their process or containerd, in all namespaces.
+    /// Otherwise it would stay for a day. No other process of this instance may import into this containerd.
     ///
     /// # Errors
     /// [`ImageStoreError`]; a retry can help.

@@ -58,6 +58,8 @@
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
 //!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
 //!   image that no bundle brings any more loses its marks and its pin; it is not removed.
+//! - Several programs that import into one containerd each have an [`InstanceId`]: none unpins the images of another, or
+//!   discards an import that another has under way.
 //! - No name in an archive is used as a path: names are looked up in maps, and a name with path traversal
 //!   rejects the bundle.
 //!
@@ -90,6 +92,7 @@ mod error;
 mod image;
 mod image_walk;
 mod import;
+mod instance;
 mod layout;
 mod limits;
 mod name;
@@ -118,6 +121,7 @@ pub use disk_space::{DiskReserve, DiskSpace};
 pub use error::{ArchivedImageError, ImportError, LeftOutImage, LeftOutReason};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use import::ImportedImages;
+pub use instance::{InstanceId, InvalidInstanceId};
 pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDirectories};
 
 pub use limits::ImportLimits;

@@ -21,7 +21,7 @@ use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{Digest, ImportLimits, Namespace, Platform};
+use crate::{Digest, ImportLimits, InstanceId, Namespace, Platform};
 
 use pass::PreseedPass;
 pub use proof::{DamagedImage, ImageProof, ProofKind};
@@ -49,6 +49,7 @@ pub struct Preseed {
     unpacks_layers: bool,
     pins_images: bool,
     required_images: Vec<RequiredImage>,
+    instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
     problem: Arc<watch::Sender<Option<String>>>,
     #[cfg(feature = "client")]
@@ -247,6 +248,7 @@ impl Preseed {
             unpacks_layers: false,
             pins_images: true,
             required_images: Vec::new(),
+            instance: InstanceId::default(),
             memory: Arc::default(),
             problem: Arc::new(watch::channel(None).0),
             #[cfg(feature = "client")]
@@ -292,6 +294,18 @@ impl Preseed {
     pub fn with_required(mut self, required: impl IntoIterator<Item = RequiredImage>) -> Self {
         self.required_images = required.into_iter().collect();
         self
+    }
+
+    /// Sets the name of this program among several that import into the containerd. Default: that of the only one.
+    #[must_use]
+    pub fn with_instance(mut self, instance: InstanceId) -> Self {
+        self.instance = instance;
+        self
+    }
+
+    /// The name of this program.
+    pub fn instance(&self) -> &InstanceId {
+        &self.instance
     }
 
     /// The reason why not all images of the bundles are there, as the runnable of the preseed has last found it; `None` if

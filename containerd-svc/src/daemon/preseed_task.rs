@@ -100,6 +100,7 @@ impl PreseedTask {
         let store = ContainerdImages::connect(&self.socket).await?;
         let store = store.with_disk(&self.root, self.disk_reserve);
         let store = store.with_damaged_content(self.preseed.damaged_content());
+        let store = store.with_instance(self.preseed.instance().clone());
         let mark = self.mark.clone();
         let mut proof = spawn_blocking(move || mark.begin()).await??.then(PowerCutProof::default);
         let namespace = CRI_NAMESPACE.parse()?;

@@ -115,7 +115,12 @@ impl<'a> PreseedPass<'a> {
         self.namespace_failures.clear();
         for namespace in namespaces {
             match self.store.list_images(&namespace).await {
-                Ok(images) => drop(self.listed.insert(namespace, images)),
+                Ok(mut images) => {
+                    for image in &mut images {
+                        image.labels = self.preseed.instance.read_labels(std::mem::take(&mut image.labels));
+                    }
+                    self.listed.insert(namespace, images);
+                }
                 Err(error) => {
                     tracing::error!("{}", error_chain(&error));
                     // Also if a later list succeeds: its bundles are not known to be gone.
@@ -150,8 +155,11 @@ impl<'a> PreseedPass<'a> {
     }
 
     /// Applies changes of images; returns those that were possible.
-    async fn apply_changes(&mut self, changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
+    async fn apply_changes(&mut self, mut changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
         let mut applied = Vec::new();
+        for ImageUpdate { image, .. } in &mut changes {
+            image.labels = self.preseed.instance.write_labels(std::mem::take(&mut image.labels));
+        }
         // A session is for one namespace, and the plan has the changes of each next to each other.
         for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
             if let Err(error) = apply_changes(self.store, changes, &mut applied).await {
@@ -288,6 +296,8 @@ impl<'a> PreseedPass<'a> {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
         }
         let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
+        let read = |image: Image| Image { labels: self.preseed.instance.read_labels(image.labels), ..image };
+        let images: Vec<_> = images.into_iter().map(read).collect();
         let brought: Vec<_> = images.iter().filter(|image| owned.contains(&image.name)).cloned().collect();
         merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
         let is_retryable = |image: &LeftOutImage| matches!(image.reason, LeftOutReason::Store(_));
@@ -339,6 +349,7 @@ impl<'a> PreseedPass<'a> {
                     target.clone()
                 }
             };
+            let labels = self.preseed.instance.write_labels(labels);
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()

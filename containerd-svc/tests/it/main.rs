@@ -8,6 +8,7 @@ mod faults;
 mod golden;
 mod hostile;
 mod incremental;
+mod instances;
 mod mixed_bundles;
 mod reconcile;
 mod runsc;
