@@ -49,6 +49,7 @@ pub struct Preseed {
     unpacks_layers: bool,
     pins_images: bool,
     required_images: Vec<RequiredImage>,
+    lists_digests: bool,
     instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
     problem: Arc<watch::Sender<Option<String>>>,
@@ -248,6 +249,7 @@ impl Preseed {
             unpacks_layers: false,
             pins_images: true,
             required_images: Vec::new(),
+            lists_digests: false,
             instance: InstanceId::default(),
             memory: Arc::default(),
             problem: Arc::new(watch::channel(None).0),
@@ -293,6 +295,14 @@ impl Preseed {
     #[must_use]
     pub fn with_required(mut self, required: impl IntoIterator<Item = RequiredImage>) -> Self {
         self.required_images = required.into_iter().collect();
+        self
+    }
+
+    /// Sets whether each image with a tag is also listed by its digest, as `REPOSITORY@DIGEST`: the CRI knows an image of a pod
+    /// with a digest by that name alone. Default: no. If it is enabled later, a bundle gets those names at its next import.
+    #[must_use]
+    pub fn with_digest_names(mut self, list: bool) -> Self {
+        self.lists_digests = list;
         self
     }
 

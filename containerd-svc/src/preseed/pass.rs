@@ -261,8 +261,14 @@ impl<'a> PreseedPass<'a> {
         bundle: &Bundle,
         action: BundleAction,
     ) -> Result<Processed, ImportError> {
-        let Preseed { bundle_dir, target_platform: platform, import_limits: limits, unpacks_layers, .. } =
-            self.preseed;
+        let Preseed {
+            bundle_dir,
+            target_platform: platform,
+            import_limits: limits,
+            unpacks_layers,
+            lists_digests,
+            ..
+        } = self.preseed;
         let path = self.preseed.bundle_path(bundle);
         let to_import_error = |error: BundleError| error.with_path(path.clone());
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
@@ -287,8 +293,12 @@ impl<'a> PreseedPass<'a> {
         let start = Instant::now();
         let mut owned = Vec::new();
         let imported = import::import_bundle(job, file, &mut |targets, left_out| {
+            let mut targets = targets.to_vec();
+            if *lists_digests {
+                add_digest_names(&mut targets);
+            }
             let import = ImportMark { count: targets.len(), left_out, unpacked: *unpacks_layers };
-            self.map_images(bundle, targets, import, &mut owned)
+            self.map_images(bundle, &targets, import, &mut owned)
         })
         .await;
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
@@ -354,6 +364,17 @@ impl<'a> PreseedPass<'a> {
         };
         targets.iter().map(image).collect()
     }
+}
+
+/// Adds the name by its digest of each image that the bundle does not have by that.
+fn add_digest_names(targets: &mut Vec<(ImageName, Descriptor)>) {
+    let mut known: BTreeSet<_> = targets.iter().map(|(name, _)| name.as_str().to_owned()).collect();
+    let by_digest = |(name, target): &(ImageName, Descriptor)| {
+        let name = name.with_digest(&target.digest)?;
+        known.insert(name.to_string()).then(|| (name, target.clone()))
+    };
+    let more: Vec<_> = targets.iter().filter_map(by_digest).collect();
+    targets.extend(more);
 }
 
 /// Updates a list of images as [`ImportSession::put_image`](crate::ImportSession::put_image) does.

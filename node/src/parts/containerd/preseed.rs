@@ -76,6 +76,8 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     // The check of the configuration has refused what is neither a file nor an image.
     let required = config.required.iter().filter_map(|text| text.parse().ok());
     let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
+    // A configuration of the operator has a CRI unless it disables that.
+    let preseed = preseed.with_digest_names(config.cri.is_some() || config.config.is_some());
     let mut registry = Registry::with_prefix(metric_prefix());
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
