@@ -474,8 +474,12 @@ impl Preseed {
         self.lock_memory().states.record_damage(damaged);
     }
 
-    fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: Option<String>) {
+    fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: &str) {
         self.lock_memory().states.record_in_use(namespace, target, reason);
+    }
+
+    fn record_intact(&self, namespace: &Namespace, target: Digest) {
+        self.lock_memory().states.record_intact(namespace, target);
     }
 
     /// What was seen to be damaged in the store of the runnable: for another store of the same containerd, so that what it finds

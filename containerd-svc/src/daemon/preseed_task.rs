@@ -126,8 +126,11 @@ impl PreseedTask {
             };
             retries = if problem.is_some() { retries + 1 } else { 0 };
             // Each bundle has a pause of its own; a pass also looks for what is new, and asks the CRI again.
-            let retry_at = problem.is_some().then(|| Instant::now() + retry_pause(retries));
-            let retry_at = retry_at.into_iter().chain(self.preseed.next_due()).min();
+            let now = Instant::now();
+            let retry_at = problem.is_some().then(|| now + retry_pause(retries));
+            // One that is still due is one that the pass could not get to.
+            let next_due = self.preseed.next_due().filter(|at| *at > now);
+            let retry_at = retry_at.into_iter().chain(next_due).min();
             self.preseed.set_problem(problem);
             self.preseed.end_pass();
             scope = PassScope::All;
@@ -161,6 +164,7 @@ impl PreseedTask {
                 biased;
                 // What an operator imports does not count.
                 restored = wait_restored(&store, &mut events, &last.report) => restored?,
+                () = self.preseed.wait_request() => {}
                 () = sleep_until(due) => limit.record_import(due),
             }
         }

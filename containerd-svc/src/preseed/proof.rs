@@ -113,8 +113,8 @@ impl ImageProof {
         Ok(proof)
     }
 
-    /// Reads the content at a pace, until all of it was read, and reports after each image. Damaged content does not exist for the store from then on, and the
-    /// states of its images are those of damaged ones.
+    /// Reads the content at a pace, until all of it was read, and reports after each image. Damaged content does not exist for
+    /// the store from then on, and the states of its images are those of damaged ones.
     ///
     /// # Errors
     /// [`ImageStoreError`]; a retry can help.
@@ -159,14 +159,15 @@ impl ImageProof {
                     && !store.discard_unpacked(&subject.namespace, layers, from).await?
                 {
                     *reason += &format!(
-                        "; its unpacked layer {layer} is in use: delete the pods that use it, then `nodectl images repair {}`",
+                        "; its unpacked layer {layer} is in use: `nodectl images repair {}` compares it; if it is damaged, \
+                         delete the pods that use it first",
                         subject.name
                     );
-                    preseed.record_in_use(&subject.namespace, subject.target, Some(reason.clone()));
+                    preseed.record_in_use(&subject.namespace, subject.target, reason);
                 }
             }
             if reason.is_none() {
-                preseed.record_in_use(&subject.namespace, subject.target, None);
+                preseed.record_intact(&subject.namespace, subject.target);
             }
             let (namespace, name) = (subject.namespace.clone(), subject.name.clone());
             self.done += 1;

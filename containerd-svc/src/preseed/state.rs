@@ -182,13 +182,19 @@ impl ImageStates {
         });
     }
 
-    /// Records the reason why the damaged unpacked layers of a target could not be discarded, or that nothing is wrong with them.
-    pub(super) fn record_in_use(&mut self, namespace: &Namespace, target: Digest, reason: Option<String>) {
-        let key = (namespace.clone(), target);
-        match reason {
-            Some(reason) => drop(self.in_use.insert(key, reason)),
-            None => drop(self.in_use.remove(&key)),
-        }
+    /// Records the reason why the damaged unpacked layers of a target could not be discarded.
+    pub(super) fn record_in_use(&mut self, namespace: &Namespace, target: Digest, reason: &str) {
+        self.in_use.insert((namespace.clone(), target), reason.to_owned());
+    }
+
+    /// Records that nothing is wrong with a target.
+    pub(super) fn record_intact(&mut self, namespace: &Namespace, target: Digest) {
+        self.in_use.remove(&(namespace.clone(), target));
+        self.change(|row, _| {
+            let is_taken_back =
+                row.stage == ImageStage::Damaged && row.namespace == *namespace && row.target == Some(target);
+            is_taken_back.then_some((ImageStage::Listed, None))
+        });
     }
 
     /// Sets the stage and the problem of each image with a name for which there is a new one.

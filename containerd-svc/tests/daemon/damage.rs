@@ -220,3 +220,46 @@ async fn after_a_power_cut_images_are_compared_and_repaired_and_after_an_ordered
     }
     daemon.stop().await;
 }
+
+/// A snapshot with children can't be removed: the image stays damaged until its containers are gone, and says so.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked_again(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let setup = Setup::new(release);
+    setup.put_image("busybox.tar", BUSYBOX, &busybox_layer());
+    let daemon = setup.start().await;
+    let preseed = daemon.preseed().with_unpacking(true);
+    let store = daemon.images().await.with_damaged_content(preseed.damaged_content());
+    preseed.run(&store).await.unwrap();
+    let name = crate::harness::unique_name();
+    daemon.ctr(&["containers", "create", BUSYBOX, &name, "/bin/busybox"]);
+    // A layer whose file is damaged, and whose snapshot is not: it is compared once the file is written again.
+    let (layer, bytes) =
+        read_files(&blobs_of(&daemon)).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let mut flipped = bytes.clone();
+    flipped[100_000] ^= 1;
+    replace_file(&layer, &flipped);
+    let found = prove(&store, &preseed, ProofKind::Repair).await;
+    assert!(found[0].reason.contains("is in use"), "{found:?}");
+    preseed.run(&store).await.unwrap();
+    assert_eq!(stages(&preseed), [ImageStage::Damaged]);
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    assert_eq!(stages(&preseed), [ImageStage::Listed]);
+    damage_file(&daemon, Damage::SnapshotFileZeroed, 0);
+    for _ in 0..2 {
+        let found = prove(&store, &preseed, ProofKind::Repair).await;
+        assert!(found[0].reason.contains("is in use"), "{found:?}");
+        preseed.run(&store).await.unwrap();
+        assert_eq!(stages(&preseed), [ImageStage::Damaged]);
+    }
+    daemon.ctr(&["containers", "rm", &name]);
+    prove(&store, &preseed, ProofKind::Repair).await;
+    preseed.run(&store).await.unwrap();
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    assert_eq!(stages(&preseed), [ImageStage::Listed]);
+    assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n");
+    daemon.stop().await;
+}

@@ -145,13 +145,20 @@ impl Verification {
                 ..report
             });
         };
-        // What is damaged does not exist for the next pass, which writes it again.
-        preseed.request_pass().await;
         let is_damaged = |(_, image): &&(Namespace, Image)| {
             report.damaged.iter().any(|damaged| damaged.name == image.name)
         };
         let again: Vec<_> = chosen.iter().filter(is_damaged).cloned().collect();
-        let left = self.compare(&again, kind, "repairing").await?.damaged;
+        let mut left = Vec::new();
+        // What is damaged does not exist for the next pass, which writes it again. Only then can the unpacked layers be compared, and
+        // those that the comparison discards are unpacked by one more.
+        for _ in 0..2 {
+            preseed.request_pass().await;
+            left = self.compare(&again, kind, "repairing").await?.damaged;
+            if left.is_empty() {
+                break;
+            }
+        }
         let (mut damaged, states) = (report.damaged, preseed.image_states());
         for image in &mut damaged {
             match left.iter().find(|left| left.name == image.name) {
