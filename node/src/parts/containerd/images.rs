@@ -293,7 +293,9 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
 }
 
 fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
-    images.sort_by(|a, b| (&a.name, &a.bundle).cmp(&(&b.name, &b.bundle)));
+    images.sort_by(|a, b| {
+        (a.name.is_empty(), &a.name, &a.bundle).cmp(&(b.name.is_empty(), &b.name, &b.bundle))
+    });
     v1::ImagesResponse { images, ..v1::ImagesResponse::default() }
 }
 
@@ -410,15 +412,15 @@ mod tests {
         let rows: Vec<_> =
             merged.iter().map(|image| (&image.name[..], &image.state[..], &image.bundle[..])).collect();
         let expected = [
-            ("", "wanted", "a.tar"),
             ("foreign:1", "listed", ""),
             ("gone:1", "wanted", "a.tar"),
             ("moved:1", "wanted", "a.tar"),
             ("same:1", "answered", "a.tar"),
+            ("", "wanted", "a.tar"),
         ];
         assert_eq!(rows, expected);
-        assert!(merged[2].digest.is_empty() && !merged[2].problem.is_empty() && !merged[2].unpacked);
-        assert!(merged[3].problem.contains("another image"), "{:?}", merged[3]);
-        assert_eq!((merged[4].size_bytes, merged[4].pinned, &merged[4].problem[..]), (Some(7), true, ""));
+        assert!(merged[1].digest.is_empty() && !merged[1].problem.is_empty() && !merged[1].unpacked);
+        assert!(merged[2].problem.contains("another image"), "{:?}", merged[2]);
+        assert_eq!((merged[3].size_bytes, merged[3].pinned, &merged[3].problem[..]), (Some(7), true, ""));
     }
 }
