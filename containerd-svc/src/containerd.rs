@@ -2,12 +2,14 @@
 
 mod image_events;
 mod import;
+mod snapshot_proof;
 mod unpack;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use containerd_client::services::v1::content_client::ContentClient;
@@ -22,12 +24,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::digest::DigestHasher;
-use crate::image::{Descriptor, Image};
-use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
-use crate::{Digest, DiskReserve, DiskSpace, DiskUsage, Namespace};
+use crate::image::{Descriptor, Image, ImageLayer};
+use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession, ReadPace};
+use crate::{Digest, DiskReserve, DiskSpace, DiskUsage, InstanceId, Namespace};
 
 pub(crate) use image_events::{ImageEvent, ImageEvents};
-use import::ContainerdImport;
+use import::{ContainerdImport, ImportLease};
 
 /// The default snapshotter of containerd.
 const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
@@ -41,8 +43,35 @@ pub struct ContainerdImages {
     disk: Option<(PathBuf, DiskReserve)>,
     /// True if an import compares existing layers with their digests, too.
     verifies_layers: bool,
+    /// Content that was seen to be damaged, and is not written again yet.
+    damaged: DamagedContent,
+    /// The program that the leases belong to.
+    instance: InstanceId,
     /// Makes the lease ids of one process unique.
     import_count: Arc<AtomicU64>,
+}
+
+/// The content that was seen to be damaged, and is not written again yet. containerd has no such record: it knows content
+/// from its database. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DamagedContent(Arc<Mutex<BTreeSet<Digest>>>);
+
+impl DamagedContent {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Digest>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contains(&self, digest: &Digest) -> bool {
+        self.lock().contains(digest)
+    }
+
+    fn record(&self, digest: &Digest, is_damaged: bool) {
+        if is_damaged {
+            self.lock().insert(*digest)
+        } else {
+            self.lock().remove(digest)
+        };
+    }
 }
 
 /// The containerd at a socket does not answer.
@@ -71,6 +100,8 @@ impl ContainerdImages {
             snapshotter_name,
             disk: None,
             verifies_layers: false,
+            damaged: DamagedContent::default(),
+            instance: InstanceId::default(),
             import_count: Arc::default(),
         })
     }
@@ -90,6 +121,20 @@ impl ContainerdImages {
         self
     }
 
+    /// Sets the name of this program among several that import into the containerd. Default: that of the only one.
+    #[must_use]
+    pub fn with_instance(mut self, instance: InstanceId) -> Self {
+        self.instance = instance;
+        self
+    }
+
+    /// Shares what was seen to be damaged with the other stores that have this value. Default: a value of its own.
+    #[must_use]
+    pub(crate) fn with_damaged_content(mut self, damaged: DamagedContent) -> Self {
+        self.damaged = damaged;
+        self
+    }
+
     /// Keeps a reserve free on the disk of this directory, containerd's root. Default: nothing is checked before
     /// it is written.
     #[must_use]
@@ -98,8 +143,8 @@ impl ContainerdImages {
         self
     }
 
-    /// Discards the content of imports that were killed with their process or containerd, in all namespaces.
-    /// Otherwise it would stay for a day. No other process may import into this containerd.
+    /// Discards the content of imports of this instance that were killed with their process or containerd, in all namespaces.
+    /// Otherwise it would stay for a day. No other process of this instance may import into this containerd.
     ///
     /// # Errors
     /// [`ImageStoreError`]; a retry can help.
@@ -208,6 +253,16 @@ impl ContainerdImages {
         namespace: &Namespace,
         digest: &Digest,
     ) -> Result<Option<u64>, ImageStoreError> {
+        // Whether its other bytes are right was looked at before.
+        if self.damaged.contains(digest) { Ok(None) } else { self.stat_file(namespace, digest).await }
+    }
+
+    /// The size of some content whose file has this size.
+    async fn stat_file(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError> {
         let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest: *digest, source };
         let request = namespaced_request(InfoRequest { digest: digest.to_string() }, namespace, None);
         match self.content_client().info(request).await {
@@ -245,35 +300,54 @@ impl ContainerdImages {
         namespace: &Namespace,
         digest: &Digest,
         size: u64,
+        pace: &ReadPace,
     ) -> Result<bool, ImageStoreError> {
-        if self.stat_content(namespace, digest).await? != Some(size) {
+        if self.stat_file(namespace, digest).await? != Some(size) {
             return Ok(false);
         }
-        let to_error =
-            |status: Status| ImageStoreError::ReadContent { digest: *digest, source: status.into() };
-        let request = ReadContentRequest { digest: digest.to_string(), offset: 0, size: size.cast_signed() };
-        let answer = self.content_client().read(namespaced_request(request, namespace, None)).await;
-        let (mut parts, mut hasher) = (answer.map_err(to_error)?.into_inner(), DigestHasher::default());
-        while let Some(part) = parts.message().await.map_err(to_error)? {
-            hasher.update(&part.data);
+        let mut hasher = DigestHasher::default();
+        // containerd returns an error for reading empty content.
+        let read = async {
+            if size == 0 {
+                return Ok(());
+            }
+            let request =
+                ReadContentRequest { digest: digest.to_string(), offset: 0, size: size.cast_signed() };
+            let request = namespaced_request(request, namespace, None);
+            let mut parts = self.content_client().read(request).await?.into_inner();
+            while let Some(part) = parts.message().await? {
+                hasher.update(&part.data);
+                pace.spend(part.data.len() as u64).await;
+            }
+            Ok(())
+        };
+        match read.await {
+            Ok(()) => Ok(hasher.finish() == *digest),
+            // A disk that can't read it back has damaged it.
+            Err(status) if is_unreadable(&status) => Ok(false),
+            Err(status) => Err(ImageStoreError::ReadContent { digest: *digest, source: status.into() }),
         }
-        Ok(hasher.finish() == *digest)
     }
 
     /// Removes content whose file is damaged, with its records in all namespaces: only then does containerd write it anew.
-    /// What only this content has referred to is removed as well, unless a lease holds it.
-    async fn discard_content(&self, namespace: &Namespace, digest: &Digest) -> Result<(), ImageStoreError> {
+    /// The lease keeps what only this content has referred to.
+    async fn discard_content(&self, lease: &ImportLease, digest: &Digest) -> Result<(), ImageStoreError> {
         tracing::warn!("content {digest} in containerd is damaged: writing it again");
+        let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest: *digest, source };
+        lease.keep_references(digest).await.map_err(|status| to_error(status.into()))?;
         for namespace in self.list_namespaces().await? {
             let request = DeleteContentRequest { digest: digest.to_string() };
             match self.content_client().delete(namespaced_request(request, &namespace, None)).await {
-                Err(status) if !has_code(&status, Code::NotFound) => {
-                    return Err(ImageStoreError::ReadContent { digest: *digest, source: status.into() });
-                }
+                Err(status) if !has_code(&status, Code::NotFound) => return Err(to_error(status.into())),
                 _ => {}
             }
         }
-        // The end of a lease collects garbage at once, and with it the file.
+        // With the record, the file is garbage.
+        self.collect_garbage(&lease.namespace).await
+    }
+
+    /// The end of a lease collects garbage at once.
+    async fn collect_garbage(&self, namespace: &Namespace) -> Result<(), ImageStoreError> {
         Box::new(ContainerdImport::begin(self.clone(), namespace.clone()).await?).finish().await
     }
 }
@@ -336,6 +410,47 @@ impl ImageStore for ContainerdImages {
         // containerd verifies content when it is written, but not when it is read: the disk may have damaged
         // it.
         Ok((Digest::of_content(&bytes) == *digest).then_some(bytes))
+    }
+
+    async fn verify_content(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+        size: u64,
+        pace: &ReadPace,
+    ) -> Result<bool, ImageStoreError> {
+        let is_intact = self.matches_digest(namespace, digest, size, pace).await?;
+        self.damaged.record(digest, !is_intact);
+        Ok(is_intact)
+    }
+
+    async fn find_damaged_layer(
+        &self,
+        namespace: &Namespace,
+        layers: &[ImageLayer],
+        thorough: bool,
+    ) -> Result<Option<usize>, ImageStoreError> {
+        let import = ContainerdImport::begin(self.clone(), namespace.clone()).await?;
+        let found = snapshot_proof::find_damaged_layer(import.lease(), layers, thorough).await;
+        Box::new(import).finish().await?;
+        found
+    }
+
+    async fn discard_unpacked(
+        &self,
+        namespace: &Namespace,
+        layers: &[ImageLayer],
+        from: usize,
+    ) -> Result<bool, ImageStoreError> {
+        unpack::discard_unpacked(self, namespace, layers, from).await
+    }
+
+    async fn is_unpacked(
+        &self,
+        namespace: &Namespace,
+        layers: &[ImageLayer],
+    ) -> Result<Option<bool>, ImageStoreError> {
+        unpack::is_unpacked(self, namespace, layers).await.map(Some)
     }
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {

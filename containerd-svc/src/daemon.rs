@@ -3,6 +3,7 @@
 mod bundle_watch;
 mod effective_config;
 mod preseed_task;
+mod stop_mark;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,6 +25,7 @@ use crate::{DiskReserve, runsc};
 
 use effective_config::{EffectiveConfig, detect_config_version, read_effective_config};
 use preseed_task::{PreseedTask, preseed_runnable};
+use stop_mark::StopMark;
 
 /// Additional time for a stop beyond the grace period: its children stop first.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
@@ -42,7 +44,12 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// to five minutes. So it does where the directory is empty, and its disk may not be mounted. While the store itself fails, or
 /// the directory is missing or can't be read at its start, it is not ready.
 ///
-/// It watches the directory, and imports what is put there once that is complete. It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
+/// It watches the directory, and imports what is put there once that is complete.
+///
+/// After a boot that no ordered stop has ended, it compares all images with their digests in the background, and has what is damaged
+/// written again.
+///
+/// It is notified when one of its images is deleted, takes back that it is ready if that is required, and imports it again: at
 /// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a
 /// full disk, spares pinned ones; containerd 1.6 has no pins, and there it may delete the image each time.
 ///
@@ -205,17 +212,21 @@ impl Containerd {
             let log = self.layout.runsc_log_path();
             ctx.run_child("runsc", runsc::runsc_log_reader(self.journal.clone(), log))?;
         }
+        let Some(preseed) = self.preseed.clone() else { return self.build_process(has_cri).run(ctx).await };
+        preseed.set_snapshotter(snapshotter);
+        let mark = StopMark::new(&self.layout);
+        let begin = mark.clone();
+        spawn_blocking(move || begin.begin()).await??;
         // Started before the daemon, for whose readiness it waits.
-        if let Some(preseed) = &self.preseed {
-            ctx.run_child(
-                "preseed",
-                preseed_runnable(
-                    ctx.dn().to_owned(),
-                    PreseedTask::new(&self, preseed.clone(), has_cri, snapshotter),
-                ),
-            )?;
+        let task = PreseedTask::new(&self, preseed, has_cri, mark.clone());
+        ctx.run_child("preseed", preseed_runnable(ctx.dn().to_owned(), task))?;
+        let exit = self.build_process(has_cri).run(ctx.clone()).await;
+        if ctx.is_canceled()
+            && let Err(error) = spawn_blocking(move || mark.end()).await?
+        {
+            tracing::warn!("the next start compares all images with their digests: {error}");
         }
-        self.build_process(has_cri).run(ctx).await
+        exit
     }
 }
 

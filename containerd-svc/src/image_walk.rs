@@ -226,13 +226,3 @@ impl<'a> ImageWalk<'a> {
 fn missing_content(digest: &Digest, by: &str) -> BundleError {
     ArchivedImageError::MissingContent { what: digest.to_string(), by: by.to_owned() }.into()
 }
-
-/// Returns whether all content that this node needs of an image exists.
-pub(crate) async fn is_complete(scope: ImageScope<'_>, target: &Descriptor) -> Result<bool, BundleError> {
-    match ImageWalk::new(scope).follow_target(target).await {
-        Ok(content) => Ok(!content.runnable_images.is_empty()),
-        Err(BundleError::Store(error)) => Err(error.into()),
-        // Missing or invalid content is no failure here: the bundle is imported again.
-        Err(_) => Ok(false),
-    }
-}

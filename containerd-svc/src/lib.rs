@@ -53,11 +53,14 @@
 //!   signature, another platform), is left out by name, and does not affect the other images of its bundle.
 //! - Content counts as present if its file can be read to its end, and a document if it matches its digest:
 //!   containerd knows content from its database alone, also what a power cut has damaged. Damaged content is
-//!   written again. Other bytes in a layer are found by an import with `with_layer_verification`
-//!   alone, and the files of snapshots are not looked at.
+//!   written again. Other bytes in a layer are found by an import with `with_layer_verification`, and by an
+//!   [`ImageProof`], which also looks at unpacked layers. The runnable runs one after a boot that no ordered stop has
+//!   ended: a power cut.
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
 //!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
 //!   image that no bundle brings any more loses its marks and its pin; it is not removed.
+//! - Several programs that import into one containerd each have an [`InstanceId`]: none unpins the images of another, or
+//!   discards an import that another has under way.
 //! - No name in an archive is used as a path: names are looked up in maps, and a name with path traversal
 //!   rejects the bundle.
 //!
@@ -90,6 +93,7 @@ mod error;
 mod image;
 mod image_walk;
 mod import;
+mod instance;
 mod layout;
 mod limits;
 mod name;
@@ -120,6 +124,7 @@ pub use disk_space::{DiskReserve, DiskSpace, DiskUsage};
 pub use error::{ArchivedImageError, ImportError, LeftOutImage, LeftOutReason};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use import::ImportedImages;
+pub use instance::{InstanceId, InvalidInstanceId};
 pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDirectories};
 
 pub use limits::ImportLimits;
@@ -130,8 +135,13 @@ pub use plan::{
 };
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};
-pub use preseed::{BundleCounts, BundleOutcome, Preseed, PreseedError, PreseedReport, RequiredImage};
+pub use preseed::{
+    BundleCounts, BundleOutcome, DamagedImage, ImageProof, ImageStage, ImageState, Preseed, PreseedError,
+    PreseedReport, ProofKind, RequiredImage,
+};
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;
 pub use single_archive::import_archive;
-pub use store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
+pub use store::{
+    BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob, ReadPace,
+};

@@ -113,6 +113,15 @@ impl ImageName {
     }
 }
 
+impl ImageName {
+    /// The same repository with this digest in the place of the tag; `None` for a name with a digest.
+    pub(crate) fn with_digest(&self, digest: &crate::Digest) -> Option<Self> {
+        // A complete name without a digest has a tag.
+        let (repository, _) = self.0.rsplit_once(':').filter(|_| !self.0.contains('@'))?;
+        Some(Self(format!("{repository}@{digest}")))
+    }
+}
+
 impl FromStr for ImageName {
     type Err = InvalidContainerdName;
 
@@ -231,6 +240,17 @@ fn is_component(component: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_digest_takes_the_place_of_the_tag() {
+        let digest = crate::Digest::of_content(b"a");
+        for name in ["registry.k8s.io/pause:3.10", "[fd00::1]:5000/app", "busybox"] {
+            let name: ImageName = name.parse().expect("valid");
+            let with_digest = name.with_digest(&digest).expect("it has none");
+            assert_eq!(format!("{name}@{digest}").parse().as_ref(), Ok(&with_digest));
+            assert_eq!(with_digest.with_digest(&digest), None);
+        }
+    }
 
     #[test]
     fn namespaces_are_identifiers() {

@@ -10,6 +10,12 @@ use crate::{Descriptor, Digest, Namespace};
 /// Key prefix of the label that names a bundle of a listed image: its mark.
 pub const BUNDLE_LABEL_PREFIX: &str = "nodekeel.preseed/";
 
+/// Key prefix of the marks of another instance.
+pub(crate) const OTHER_LABEL_PREFIX: &str = "nodekeel.preseed.";
+
+/// Key prefix, in plans alone, of the marks of an instance whose names come first.
+pub(crate) const PRIOR_LABEL_PREFIX: &str = "nodekeel.preseed<";
+
 /// The label of a pinned image, which the kubelet keeps also on a full disk.
 ///
 /// *Source:* containerd 1.7 and later, `pkg/cri/labels`; older releases ignore it.
@@ -239,6 +245,16 @@ pub fn plan_preseed(
     listed: &BTreeMap<Namespace, Vec<Image>>,
     unpack: bool,
 ) -> PreseedPlan {
+    plan_until(wanted, listed, unpack, || false).expect("nothing cancels it")
+}
+
+/// As [`plan_preseed`]; `None` once it is canceled.
+pub(crate) fn plan_until(
+    wanted: &WantedBundles,
+    listed: &BTreeMap<Namespace, Vec<Image>>,
+    unpack: bool,
+    is_canceled: impl Fn() -> bool,
+) -> Option<PreseedPlan> {
     let mut plan = PreseedPlan::default();
     let unlisted = wanted.bundles.iter().map(|bundle| (&bundle.namespace, &[][..]));
     let listed = listed.iter().map(|(namespace, images)| (namespace, &images[..]));
@@ -248,7 +264,8 @@ pub fn plan_preseed(
         let files = BundleFiles::new(wanted, namespace, images, unpack, |_| true);
         let targets: BTreeMap<_, _> =
             images.iter().rev().map(|image| (image.target.digest, &image.target)).collect();
-        let changes: Vec<_> = images.iter().map(|image| files.plan_image(image, &targets)).collect();
+        let plan_image = |image| (!is_canceled()).then(|| files.plan_image(image, &targets));
+        let changes: Vec<_> = images.iter().map(plan_image).collect::<Option<_>>()?;
         let mut owned: BTreeMap<&str, Vec<(&Image, &PlannedImage)>> = BTreeMap::new();
         for (image, planned) in images.iter().zip(&changes) {
             if let Some((file, _)) = &planned.owner {
@@ -256,13 +273,16 @@ pub fn plan_preseed(
             }
         }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
+            if is_canceled() {
+                return None;
+            }
             let owned = owned.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
             plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, owned)));
         }
         let change = |(kind, image)| ImageUpdate { namespace: namespace.clone(), kind, image };
         plan.images.extend(changes.into_iter().filter_map(|planned| planned.change).map(change));
     }
-    plan
+    Some(plan)
 }
 
 /// The listed image that keeps a name when this bundle is imported: one of an earlier bundle.
@@ -273,11 +293,18 @@ pub(crate) fn find_name_owner<'a>(
     name: &str,
 ) -> Option<&'a Image> {
     let image = images.iter().find(|image| image.name == name)?;
+    if has_label(image, PRIOR_LABEL_PREFIX) {
+        return Some(image);
+    }
     // Only the files that the image has marks of, since this is asked for each name.
     let is_marked = |bundle: &Bundle| image.labels.contains_key(&bundle.label_key());
     let files = BundleFiles::new(wanted, &bundle.namespace, images, false, is_marked);
     let (owner, _) = files.live_marks(image).into_iter().next()?;
     (owner < bundle.file.as_str()).then_some(image)
+}
+
+fn has_label(image: &Image, prefix: &str) -> bool {
+    image.labels.keys().any(|key| key.starts_with(prefix))
 }
 
 /// The files of a namespace, and how far the listed images have them.
@@ -375,12 +402,16 @@ impl<'a> BundleFiles<'a> {
         // An empty value: `put_image` removes such a label, and keeps those of other clients.
         changed.labels.extend(dead.iter().map(|key| ((*key).clone(), String::new())));
         let mut kind = (!dead.is_empty()).then_some(ImageUpdateKind::Unmark);
-        if live.is_empty() && kind.is_some() {
+        // Another instance may still bring it.
+        let has_others =
+            [PRIOR_LABEL_PREFIX, OTHER_LABEL_PREFIX].iter().any(|prefix| has_label(image, prefix));
+        if live.is_empty() && kind.is_some() && !has_others {
             kind = Some(ImageUpdateKind::Unpin);
             changed.labels.entry(PINNED_LABEL.0.to_owned()).and_modify(String::clear);
         }
         // A pending file has no known target yet, so that its names are not repointed.
-        let owner = live.first().and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
+        let owner = live.first().filter(|_| !has_label(image, PRIOR_LABEL_PREFIX));
+        let owner = owner.and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
         let mut is_present = true;
         if let Some((_, target)) = &owner
             && *target != image.target.digest

@@ -316,10 +316,27 @@ fn ten_thousand_bundles_are_planned() {
         marked_image(&name(number), &name(number), &[(bundle, 1, &name(number))])
     };
     let images: Vec<_> = bundles.iter().enumerate().map(image).collect();
+    let start = std::time::Instant::now();
     let planned = plan(&bundles.iter().collect::<Vec<_>>(), &images);
+    println!("planned in {:?}", start.elapsed());
     assert_eq!(planned.images, []);
     for ((_, action), image) in planned.bundles.iter().zip(&images) {
         assert_eq!(*action, BundleAction::Verify(vec![image.clone()]));
+    }
+}
+
+/// A node that stops waits for no plan.
+#[test]
+fn a_canceled_plan_ends_at_the_next_image_or_bundle() {
+    let bundle = test_bundle("a.tar", "1");
+    let images = vec![marked_image("localhost/a:1", "a", &[(&bundle, 1, "a")])];
+    let wanted = WantedBundles { bundles: vec![bundle.clone()], ..WantedBundles::default() };
+    for (listed, questions) in [(BTreeMap::new(), 1), (BTreeMap::from([(bundle.namespace, images)]), 2)] {
+        for before in 0..=questions {
+            let asked = std::cell::Cell::new(0);
+            let is_canceled = || asked.replace(asked.get() + 1) == before;
+            assert_eq!(plan_until(&wanted, &listed, false, is_canceled).is_none(), before < questions);
+        }
     }
 }
 

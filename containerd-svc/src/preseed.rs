@@ -1,7 +1,10 @@
 //! Preseeds images: imports a directory of bundles.
 
 mod pass;
+mod proof;
 mod required;
+mod retry;
+mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,16 +12,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
+#[cfg(feature = "client")]
+use crate::containerd::{ContainerdImages, DamagedContent};
 use crate::error::{ImportError, LeftOutImage};
 use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{ImportLimits, Namespace, Platform};
+use crate::{Digest, ImportLimits, InstanceId, Namespace, Platform};
 
 use pass::PreseedPass;
+pub use proof::{DamagedImage, ImageProof, ProofKind};
 pub use required::RequiredImage;
+use retry::BundleResults;
+#[cfg(feature = "client")]
+pub(crate) use retry::retry_pause;
+pub use state::{ImageStage, ImageState};
+use state::{ImageStates, StoredImage};
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
@@ -37,8 +49,33 @@ pub struct Preseed {
     unpacks_layers: bool,
     pins_images: bool,
     required_images: Vec<RequiredImage>,
+    lists_digests: bool,
+    instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
     problem: Arc<watch::Sender<Option<String>>>,
+    #[cfg(feature = "client")]
+    passes: Arc<watch::Sender<PassCount>>,
+    #[cfg(feature = "client")]
+    damaged_content: DamagedContent,
+    #[cfg(feature = "client")]
+    snapshotter: Arc<Mutex<Option<String>>>,
+}
+
+/// The bundles that a pass looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PassScope {
+    All,
+    /// See [`Preseed::run_due`].
+    Due,
+}
+
+/// The passes of the runnable of a preseed.
+#[cfg(feature = "client")]
+#[derive(Debug, Clone, Copy, Default)]
+struct PassCount {
+    requested: u64,
+    begun: u64,
+    ended: u64,
 }
 
 /// The results of earlier passes, which the clones of a [`Preseed`] share.
@@ -54,6 +91,10 @@ struct PassMemory {
     logged: BTreeSet<Bundle>,
     /// The counts of the last complete pass over a directory with bundles.
     counts: Option<BundleCounts>,
+    states: ImageStates,
+    results: BundleResults,
+    /// The bytes that were compared, and that are to be.
+    proof: Option<(u64, u64)>,
 }
 
 /// The number of bundles of a directory that are imported, and of those that are not.
@@ -119,6 +160,13 @@ pub enum BundleOutcome {
         /// The defect.
         reason: String,
     },
+    /// An earlier pass failed to import the bundle, and its pause is not over.
+    Delayed {
+        /// The bundle.
+        bundle: Bundle,
+        /// The failure.
+        reason: String,
+    },
     /// The bundle was not imported; this does not affect other bundles.
     Failed(ImportError),
 }
@@ -145,7 +193,10 @@ pub struct PreseedReport {
 impl PreseedReport {
     /// The number of failed bundles that a later pass may import.
     pub fn retryable_count(&self) -> usize {
-        let failed = |outcome: &&BundleOutcome| matches!(outcome, BundleOutcome::Failed(error) if error.is_retryable());
+        let failed = |outcome: &&BundleOutcome| match outcome {
+            BundleOutcome::Failed(error) => error.is_retryable(),
+            outcome => matches!(outcome, BundleOutcome::Delayed { .. }),
+        };
         self.outcomes.iter().filter(failed).count()
     }
 
@@ -170,7 +221,7 @@ impl BundleOutcome {
             Self::Imported { bundle, images, .. } | Self::Unchanged { bundle, images, .. } => {
                 Some((&bundle.namespace, images))
             }
-            Self::KnownInvalid { .. } | Self::Failed(_) => None,
+            Self::KnownInvalid { .. } | Self::Delayed { .. } | Self::Failed(_) => None,
         }
     }
 
@@ -178,7 +229,7 @@ impl BundleOutcome {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Failed(error) => Some(error_chain(error)),
-            Self::KnownInvalid { reason, .. } => Some(reason.clone()),
+            Self::KnownInvalid { reason, .. } | Self::Delayed { reason, .. } => Some(reason.clone()),
             Self::Imported { bundle, left_out, .. } | Self::Unchanged { bundle, left_out, .. } => {
                 let faults: Vec<_> = left_out.iter().filter(|image| !image.is_foreign()).collect();
                 let first = faults.first()?;
@@ -200,8 +251,16 @@ impl Preseed {
             unpacks_layers: false,
             pins_images: true,
             required_images: Vec::new(),
+            lists_digests: false,
+            instance: InstanceId::default(),
             memory: Arc::default(),
             problem: Arc::new(watch::channel(None).0),
+            #[cfg(feature = "client")]
+            passes: Arc::new(watch::channel(PassCount::default()).0),
+            #[cfg(feature = "client")]
+            damaged_content: DamagedContent::default(),
+            #[cfg(feature = "client")]
+            snapshotter: Arc::default(),
         }
     }
 
@@ -243,6 +302,26 @@ impl Preseed {
         self
     }
 
+    /// Sets whether each image with a tag is also listed by its digest, as `REPOSITORY@DIGEST`: the CRI knows an image of a pod
+    /// with a digest by that name alone. Default: no. If it is enabled later, a bundle gets those names at its next import.
+    #[must_use]
+    pub fn with_digest_names(mut self, list: bool) -> Self {
+        self.lists_digests = list;
+        self
+    }
+
+    /// Sets the name of this program among several that import into the containerd. Default: that of the only one.
+    #[must_use]
+    pub fn with_instance(mut self, instance: InstanceId) -> Self {
+        self.instance = instance;
+        self
+    }
+
+    /// The name of this program.
+    pub fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
     /// The reason why not all images of the bundles are there, as the runnable of the preseed has last found it; `None` if
     /// they are, or before its first pass. It is no reason to be not ready. Clones of this value share it.
     pub fn problem(&self) -> Option<String> {
@@ -274,6 +353,11 @@ impl Preseed {
         self.lock_memory().counts
     }
 
+    /// The state of each image of the bundles, in the order of namespaces and bundles. Clones of this value share it.
+    pub fn image_states(&self) -> Vec<ImageState> {
+        self.lock_memory().states.list()
+    }
+
     /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle or image does not affect the
     /// others, and neither does a namespace whose images can't be listed. What bundles no longer bring loses its marks and its pin at the end.
     ///
@@ -284,13 +368,28 @@ impl Preseed {
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
     pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
-        self.run_pass(store, None).await
+        self.run_pass(store, PassScope::All, None).await
+    }
+
+    /// As [`run`](Self::run), for the bundles that are new or have changed, and those that have failed: each after a pause of a
+    /// second that doubles with each failure up to five minutes. The others are as the last pass has left them.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_due(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
+        self.run_pass(store, PassScope::Due, None).await
+    }
+
+    /// The time at which the first of the bundles that have failed is due; `None` if none has that a later pass may import.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.lock_memory().results.next_due()
     }
 
     /// As [`run`](Self::run); sends the names of the required images as soon as their bundles have been processed.
     pub(crate) async fn run_pass(
         &self,
         store: &dyn ImageStore,
+        scope: PassScope,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
     ) -> Result<PreseedReport, PreseedError> {
         let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
@@ -302,9 +401,15 @@ impl Preseed {
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
+        let kept = {
+            let mut memory = self.lock_memory();
+            memory.states.begin_pass(&wanted);
+            memory.results.begin_pass(&wanted);
+            if scope == PassScope::Due { memory.results.list_kept() } else { BTreeMap::new() }
+        };
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let mut report = PreseedPass::new(self, store, wanted, processed).run().await?;
+        let mut report = PreseedPass::new(self, store, wanted, kept, processed).run().await?;
         outcomes.append(&mut report.outcomes);
         let report = PreseedReport { outcomes, skipped, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.
@@ -319,6 +424,97 @@ impl Preseed {
         scanned
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
             .map_err(PreseedError::ListBundles)
+    }
+
+    /// How much of the content was compared with its digests, and how much is to be, in bytes, while the runnable of the
+    /// preseed does that after a power cut.
+    pub fn proof_progress(&self) -> Option<(u64, u64)> {
+        self.lock_memory().proof
+    }
+
+    /// Makes the runnable of the preseed begin a pass at once, and waits until it has ended. Without a running one, it waits for
+    /// that.
+    #[cfg(feature = "client")]
+    pub async fn request_pass(&self) {
+        let mut passes = self.passes.subscribe();
+        let mut due = 0;
+        self.passes.send_modify(|passes| {
+            // A pass that has begun may have passed by what this one is for.
+            due = passes.begun + 1;
+            passes.requested = due;
+        });
+        // The sender is alive as long as this value.
+        drop(passes.wait_for(|passes| passes.ended >= due).await);
+    }
+
+    /// Waits until a pass is requested that has not begun.
+    #[cfg(feature = "client")]
+    pub(crate) async fn wait_request(&self) {
+        drop(self.passes.subscribe().wait_for(|passes| passes.requested > passes.begun).await);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn begin_pass(&self) {
+        self.passes.send_modify(|passes| passes.begun += 1);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn end_pass(&self) {
+        self.passes.send_modify(|passes| passes.ended = passes.begun);
+    }
+
+    #[cfg(feature = "client")]
+    pub(crate) fn set_proof_progress(&self, progress: Option<(u64, u64)>) {
+        self.lock_memory().proof = progress;
+    }
+
+    fn record_outcome(&self, bundle: &Bundle, outcome: &BundleOutcome, stored: &[StoredImage]) {
+        let mut memory = self.lock_memory();
+        memory.states.record_outcome(bundle, outcome, stored);
+        memory.results.record_outcome(bundle, outcome);
+    }
+
+    fn record_damage(&self, damaged: &[DamagedImage]) {
+        self.lock_memory().states.record_damage(damaged);
+    }
+
+    fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: &str) {
+        self.lock_memory().states.record_in_use(namespace, target, reason);
+    }
+
+    fn record_intact(&self, namespace: &Namespace, target: Digest) {
+        self.lock_memory().states.record_intact(namespace, target);
+    }
+
+    /// Gives another store of the same containerd what the runnable's store has: the snapshotter, the instance, and what was
+    /// seen to be damaged, so that what it finds is repaired.
+    #[cfg(feature = "client")]
+    #[must_use]
+    pub fn set_up_store(&self, store: ContainerdImages) -> ContainerdImages {
+        let store =
+            store.with_damaged_content(self.damaged_content.clone()).with_instance(self.instance.clone());
+        match self.snapshotter.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            Some(snapshotter) => store.with_snapshotter(snapshotter),
+            None => store,
+        }
+    }
+
+    /// Sets the snapshotter of the containerd that has started; `None` for containerd's default.
+    #[cfg(feature = "client")]
+    pub(crate) fn set_snapshotter(&self, snapshotter: Option<String>) {
+        *self.snapshotter.lock().unwrap_or_else(PoisonError::into_inner) = snapshotter;
+    }
+
+    /// Records which of its listed images the CRI lists.
+    #[cfg(feature = "client")]
+    pub(crate) fn record_answers(&self, namespace: &Namespace, unlisted: &BTreeSet<String>) {
+        self.lock_memory().states.record_answers(namespace, unlisted);
+    }
+
+    /// Takes back the states of images that don't exist.
+    #[cfg(feature = "client")]
+    pub(crate) fn record_missing(&self, missing: &[(Namespace, String)]) {
+        self.lock_memory().states.record_missing(missing);
     }
 
     fn lock_memory(&self) -> MutexGuard<'_, PassMemory> {
@@ -356,6 +552,7 @@ impl Preseed {
                 bundle.file,
                 bundle.namespace
             ),
+            BundleOutcome::Delayed { .. } => {}
             BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
         }
     }

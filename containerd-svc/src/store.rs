@@ -2,9 +2,12 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
 
 use crate::image::{Image, ImageLayer, Labels};
 use crate::{Digest, DiskSpace, Namespace};
@@ -65,11 +68,99 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
         size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError>;
 
+    /// Reads all bytes of some content of this size at a pace, and returns whether they match its digest. What does not is
+    /// damaged from then on: it does not exist until an import writes it again. Default: by
+    /// [`read_content`](Self::read_content).
+    ///
+    /// # Errors
+    /// [`ImageStoreError::ReadContent`]; a retry can help.
+    async fn verify_content(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+        size: u64,
+        pace: &ReadPace,
+    ) -> Result<bool, ImageStoreError> {
+        pace.spend(size).await;
+        Ok(self.read_content(namespace, digest, size).await?.is_some())
+    }
+
+    /// Compares the unpacked layers of an image, lowest first, with what was recorded when they were unpacked, or, if
+    /// `thorough`, with the layers, which it unpacks again for that. Returns the number of leading layers that are right, of
+    /// those that are unpacked; `None` if nothing is wrong. Default: `None`.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::UnpackLayer`] or [`ImageStoreError::NoSpace`]; a retry can help.
+    async fn find_damaged_layer(
+        &self,
+        _namespace: &Namespace,
+        _layers: &[ImageLayer],
+        _thorough: bool,
+    ) -> Result<Option<usize>, ImageStoreError> {
+        Ok(None)
+    }
+
+    /// Discards the unpacked layers from this one on, so that they are unpacked again when they are needed. Returns false if
+    /// containers use one of them: then that and those below it stay. Default: true, and nothing is done.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::UnpackLayer`]; a retry can help.
+    async fn discard_unpacked(
+        &self,
+        _namespace: &Namespace,
+        _layers: &[ImageLayer],
+        _from: usize,
+    ) -> Result<bool, ImageStoreError> {
+        Ok(true)
+    }
+
+    /// Returns whether the layers of an image are unpacked, lowest first; `None` if the store does not unpack. Default:
+    /// `None`.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::UnpackLayer`]; a retry can help.
+    async fn is_unpacked(
+        &self,
+        _namespace: &Namespace,
+        _layers: &[ImageLayer],
+    ) -> Result<Option<bool>, ImageStoreError> {
+        Ok(None)
+    }
+
     /// Begins an import session.
     ///
     /// # Errors
     /// [`ImageStoreError::BeginImport`]; a retry can help.
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError>;
+}
+
+/// A limit of the bytes that are read per second, and a count of them.
+#[derive(Debug)]
+pub struct ReadPace {
+    bytes_per_second: Option<u64>,
+    start: Instant,
+    bytes: AtomicU64,
+}
+
+impl ReadPace {
+    /// At most so many bytes per second, at least one; `None` for as fast as possible.
+    pub fn new(bytes_per_second: Option<u64>) -> Self {
+        let bytes_per_second = bytes_per_second.map(|bytes| bytes.max(1));
+        Self { bytes_per_second, start: Instant::now(), bytes: AtomicU64::new(0) }
+    }
+
+    /// Counts bytes, and waits until so many may have been read.
+    pub async fn spend(&self, bytes: u64) {
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if let Some(rate) = self.bytes_per_second {
+            sleep_until(self.start + Duration::from_secs_f64(all as f64 / rate as f64)).await;
+        }
+    }
+
+    /// The bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
 }
 
 /// A blob to be written.

@@ -1,6 +1,6 @@
 //! An import session under a lease, which keeps content until its image is listed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    self as wire, CreateImageRequest, CreateRequest, DeleteRequest, ListRequest, UpdateImageRequest,
-    UpdateRequest,
+    self as wire, AddResourceRequest, CreateImageRequest, CreateRequest, DeleteRequest, InfoRequest,
+    ListRequest, Resource, UpdateImageRequest, UpdateRequest,
 };
 use prost_types::{FieldMask, Timestamp};
 use tonic::{Code, Request, Status};
@@ -19,13 +19,16 @@ use super::writer::ContentWriter;
 use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::image::{Image, ImageLayer, Labels};
 use crate::store::{BlobWriter, ImageStoreError, ImportSession, IncomingBlob};
-use crate::{Digest, DiskSpace, Namespace};
+use crate::{Digest, DiskSpace, InstanceId, Namespace};
 
 /// Time after which the lease of a killed import expires.
 const LEASE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Lease ids begin with it, and go on with the process, the time and a number.
 const LEASE_PREFIX: &str = "nodekeel-";
+
+/// The label of a lease with the instance that it belongs to; without it, that is the only one.
+const INSTANCE_LABEL: &str = "nodekeel.instance";
 
 /// The leases of this process's sessions.
 static OPEN_LEASES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -34,8 +37,11 @@ fn lock_open_leases() -> MutexGuard<'static, BTreeSet<String>> {
     OPEN_LEASES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether a lease is that of an import that no session of this process belongs to.
-fn is_abandoned(id: &str) -> bool {
+/// Returns whether a lease is that of an import of this instance that no session of this process belongs to.
+fn is_abandoned(id: &str, labels: &HashMap<String, String>, instance: &InstanceId) -> bool {
+    if labels.get(INSTANCE_LABEL).map_or("", String::as_str) != instance.to_string() {
+        return false;
+    }
     let Some(rest) = id.strip_prefix(LEASE_PREFIX) else { return false };
     let parts: Vec<_> = rest.split('-').map(str::parse::<u128>).collect();
     // Exactly the form that `begin` gives it: an operator's lease may have the same prefix.
@@ -50,9 +56,8 @@ pub(super) async fn discard_abandoned_imports(
     let to_error = |status: Status| ImageStoreError::BeginImport(status.into());
     let mut leases = LeasesClient::new(images.channel.clone());
     let listed = leases.list(namespaced_request(ListRequest::default(), namespace, None)).await;
-    for lease in
-        listed.map_err(to_error)?.into_inner().leases.into_iter().filter(|lease| is_abandoned(&lease.id))
-    {
+    let leases = listed.map_err(to_error)?.into_inner().leases.into_iter();
+    for lease in leases.filter(|lease| is_abandoned(&lease.id, &lease.labels, &images.instance)) {
         tracing::info!("discarding what the killed import {} in {namespace} has written", lease.id);
         delete_lease(images, namespace, lease.id).await.map_err(to_error)?;
     }
@@ -89,6 +94,31 @@ impl ImportLease {
         format!("{}-{what}-{}", self.id, self.key_count.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Keeps what some content refers to by its labels, also when that content is removed.
+    pub(super) async fn keep_references(&self, digest: &Digest) -> Result<(), Status> {
+        let request = InfoRequest { digest: digest.to_string() };
+        let labels = match self.images.content_client().info(self.leased_request(request)).await {
+            Ok(answer) => answer.into_inner().info.unwrap_or_default().labels,
+            Err(status) if has_code(&status, Code::NotFound) => return Ok(()),
+            Err(status) => return Err(status),
+        };
+        let mut leases = LeasesClient::new(self.images.channel.clone());
+        for (key, id) in labels {
+            // *Source:* containerd's `metadata/gc.go`: a suffix names the single reference, or the snapshotter.
+            let r#type = if key.starts_with("containerd.io/gc.ref.content") {
+                "content".to_owned()
+            } else if let Some(snapshotter) = key.strip_prefix("containerd.io/gc.ref.snapshot.") {
+                format!("snapshots/{}", snapshotter.split('/').next().unwrap_or_default())
+            } else {
+                continue;
+            };
+            let resource = Some(Resource { id, r#type });
+            let request = AddResourceRequest { id: self.id.clone(), resource };
+            leases.add_resource(namespaced_request(request, &self.namespace, None)).await?;
+        }
+        Ok(())
+    }
+
     async fn delete_lease(&self) -> Result<(), Status> {
         delete_lease(&self.images, &self.namespace, self.id.clone()).await
     }
@@ -117,7 +147,10 @@ impl ContainerdImport {
         let id = format!("{LEASE_PREFIX}{}-{nanoseconds}-{number}", std::process::id());
         // If this node never imports again, containerd's garbage collector removes the lease by itself.
         let expires = Timestamp::from(now + LEASE_TTL).to_string();
-        let labels = [("containerd.io/gc.expire".to_owned(), expires)].into();
+        let labels = [("containerd.io/gc.expire", expires), (INSTANCE_LABEL, images.instance.to_string())];
+        // A label has a value: the only instance has none.
+        let labels = labels.into_iter().filter(|(_, value)| !value.is_empty());
+        let labels = labels.map(|(key, value)| (key.to_owned(), value)).collect();
         let request = namespaced_request(CreateRequest { id: id.clone(), labels }, &namespace, None);
         // Before the lease exists: a concurrent discard must not take it for an abandoned one.
         lock_open_leases().insert(id.clone());
@@ -126,6 +159,10 @@ impl ContainerdImport {
         let created = LeasesClient::new(lease.images.channel.clone()).create(request).await;
         created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
         Ok(Self { lease: Arc::new(lease), finished: false })
+    }
+
+    pub(super) fn lease(&self) -> &ImportLease {
+        &self.lease
     }
 
     async fn create_or_update_image(&self, image: wire::Image) -> Result<(), Status> {
@@ -210,15 +247,21 @@ mod tests {
 
     #[test]
     fn only_leases_of_imports_that_are_not_open_are_abandoned() {
+        let (only, other) = (InstanceId::default(), "other".parse::<InstanceId>().expect("valid"));
+        let is_of_only = |id: &str| is_abandoned(id, &HashMap::new(), &only);
         for id in ["nodekeel-1-2-3", "nodekeel-4294967295-1795372012957359869-0"] {
-            assert!(is_abandoned(id), "{id}");
+            assert!(is_of_only(id), "{id}");
+            // Of another program, which may have it under way.
+            let labels = HashMap::from([(INSTANCE_LABEL.to_owned(), "other".to_owned())]);
+            assert!(!is_abandoned(id, &labels, &only) && is_abandoned(id, &labels, &other), "{id}");
+            assert!(!is_abandoned(id, &HashMap::new(), &other), "{id}");
         }
         for id in
             ["nodekeel-1-2", "nodekeel-1-2-3-4", "nodekeel-1-2-3-x", "nodekeel-1-x-3", "nodekeel-", "1-2-3"]
         {
-            assert!(!is_abandoned(id), "{id}");
+            assert!(!is_of_only(id), "{id}");
         }
         lock_open_leases().insert("nodekeel-7-7-7".to_owned());
-        assert!(!is_abandoned("nodekeel-7-7-7"));
+        assert!(!is_of_only("nodekeel-7-7-7"));
     }
 }

@@ -16,12 +16,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::import::ImportLease;
-use super::{descriptor_to_proto, has_code, store_error};
+use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::archive::measure_layer;
 use crate::image::{ImageLayer, Labels};
 use crate::import::bridge::wait_for_store;
 use crate::store::{ErrorSource, ImageStoreError};
-use crate::{Digest, DiskUsage, ImportLimits};
+use crate::{Digest, DiskUsage, ImportLimits, Namespace};
 
 /// The directories and the record of a snapshot.
 const SNAPSHOT_USAGE: DiskUsage = DiskUsage { bytes: 64 << 10, inodes: 8 };
@@ -35,13 +35,23 @@ pub(super) async fn unpack_layers(
     layers: &[ImageLayer],
 ) -> Result<Labels, ImageStoreError> {
     let mut chain: Option<Digest> = None;
-    for layer in layers {
-        let next = chain_id(chain, layer.diff_id);
-        if !has_snapshot(lease, layer, next).await? {
-            // Before the snapshotter gets the layer: what it has unpacked may have filled the disk.
-            check_disk_space(lease, layer, chain).await?;
-            unpack_layer(lease, layer, chain, next).await.map_err(|status| unpack_error(layer, status))?;
+    for (number, (layer, next)) in layers.iter().zip(chain_ids(layers)).enumerate() {
+        // Unpacked before, for this image or for another with the same layers up to here.
+        if has_snapshot(lease, next).await.map_err(|status| unpack_error(layer, status))? {
+            chain = Some(next);
+            continue;
         }
+        // Before the snapshotter gets the layer: what it has unpacked may have filled the disk.
+        check_disk_space(lease, layer, chain).await?;
+        let mut done = unpack_layer(lease, layer, chain, next).await;
+        if done.as_ref().is_err_and(|status| has_code(status, Code::AlreadyExists)) {
+            // After an older copy of containerd's database was put back, it knows snapshots that the snapshotter does not have, or
+            // the other way round: their rows are removed, and then the others are garbage.
+            discard_unpacked(&lease.images, &lease.namespace, layers, number).await?;
+            lease.images.collect_garbage(&lease.namespace).await?;
+            done = unpack_layer(lease, layer, chain, next).await;
+        }
+        done.map_err(|status| unpack_error(layer, status))?;
         chain = Some(next);
     }
     // The garbage collector follows this label from content to a snapshot, and from there to its parents.
@@ -49,9 +59,57 @@ pub(super) async fn unpack_layers(
     Ok(chain.map(|chain| (key, chain.to_string())).into_iter().collect())
 }
 
-fn unpack_error(layer: &ImageLayer, status: Status) -> ImageStoreError {
+/// Returns whether the last of these layers has a snapshot, and so all of them.
+pub(super) async fn is_unpacked(
+    images: &ContainerdImages,
+    namespace: &Namespace,
+    layers: &[ImageLayer],
+) -> Result<bool, ImageStoreError> {
+    let (Some(chain), Some(last)) = (chain_ids(layers).pop(), layers.last()) else { return Ok(true) };
+    let stat = StatSnapshotRequest { snapshotter: images.snapshotter_name.clone(), key: chain.to_string() };
+    let mut snapshots = SnapshotsClient::new(images.channel.clone());
+    match snapshots.stat(namespaced_request(stat, namespace, None)).await {
+        Ok(_) => Ok(true),
+        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
+        Err(status) => Err(unpack_error(last, status)),
+    }
+}
+
+/// Removes the snapshots from this layer on, the last one first; returns false where one is in use.
+pub(super) async fn discard_unpacked(
+    images: &ContainerdImages,
+    namespace: &Namespace,
+    layers: &[ImageLayer],
+    from: usize,
+) -> Result<bool, ImageStoreError> {
+    let mut snapshots = SnapshotsClient::new(images.channel.clone());
+    let chain: Vec<_> = layers.iter().zip(chain_ids(layers)).skip(from).collect();
+    for (layer, name) in chain.into_iter().rev() {
+        let request =
+            RemoveSnapshotRequest { snapshotter: images.snapshotter_name.clone(), key: name.to_string() };
+        match snapshots.remove(namespaced_request(request, namespace, None)).await {
+            Err(status) if has_code(&status, Code::NotFound) => {}
+            Err(status) if has_code(&status, Code::FailedPrecondition) => return Ok(false),
+            removed => drop(removed.map_err(|status| unpack_error(layer, status))?),
+        }
+    }
+    Ok(true)
+}
+
+pub(super) fn unpack_error(layer: &ImageLayer, status: Status) -> ImageStoreError {
     let digest = layer.blob.digest;
     store_error(status, &digest.to_string(), |source| ImageStoreError::UnpackLayer { digest, source })
+}
+
+/// The chain ID of each layer, which is the name of its snapshot.
+pub(super) fn chain_ids(layers: &[ImageLayer]) -> Vec<Digest> {
+    let mut chain = None;
+    let next = |layer: &ImageLayer| {
+        let id = chain_id(chain, layer.diff_id);
+        chain = Some(id);
+        id
+    };
+    layers.iter().map(next).collect()
 }
 
 /// The chain ID of a layer on top of those below it.
@@ -61,20 +119,6 @@ fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
     match below {
         None => diff_id,
         Some(below) => Digest::of_content(format!("{below} {diff_id}").as_bytes()),
-    }
-}
-
-/// Returns whether the layer was unpacked before, for this image or for another with the same layers up to here.
-async fn has_snapshot(
-    lease: &ImportLease,
-    layer: &ImageLayer,
-    name: Digest,
-) -> Result<bool, ImageStoreError> {
-    let snapshotter = lease.images.snapshotter_name.clone();
-    let stat = StatSnapshotRequest { snapshotter, key: name.to_string() };
-    match SnapshotsClient::new(lease.images.channel.clone()).stat(lease.leased_request(stat)).await {
-        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
-        found => found.map(|_| true).map_err(|status| unpack_error(layer, status)),
     }
 }
 
@@ -113,13 +157,23 @@ async fn unpack_layer(
     }
     match committed {
         // Another client was faster.
-        Err(status) if has_code(&status, Code::AlreadyExists) => Ok(()),
+        Err(status) if has_code(&status, Code::AlreadyExists) && has_snapshot(lease, name).await? => Ok(()),
         done => done,
     }
 }
 
+/// Returns whether there is a snapshot with this name; the lease keeps it.
+pub(super) async fn has_snapshot(lease: &ImportLease, name: Digest) -> Result<bool, Status> {
+    let stat =
+        StatSnapshotRequest { snapshotter: lease.images.snapshotter_name.clone(), key: name.to_string() };
+    match SnapshotsClient::new(lease.images.channel.clone()).stat(lease.leased_request(stat)).await {
+        Err(status) if has_code(&status, Code::NotFound) => Ok(false),
+        found => found.map(|_| true),
+    }
+}
+
 /// Checks that the layer fits, by what its files take at most: it is read, and decompressed, to its end for that.
-async fn check_disk_space(
+pub(super) async fn check_disk_space(
     lease: &ImportLease,
     layer: &ImageLayer,
     below: Option<Digest>,
@@ -196,7 +250,7 @@ impl Read for ContentReader {
     }
 }
 
-async fn apply_layer(
+pub(super) async fn apply_layer(
     lease: &ImportLease,
     layer: &ImageLayer,
     mounts: Vec<containerd_client::types::Mount>,

@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 use super::import::ImportLease;
 use super::{has_code, store_error};
 use crate::Digest;
-use crate::store::{BlobWriter, ImageStoreError, IncomingBlob};
+use crate::store::{BlobWriter, ImageStore as _, ImageStoreError, IncomingBlob, ReadPace};
 
 /// Maximum number of unanswered chunks: containerd answers each one, and blocks if its answers are not read.
 const MAX_UNANSWERED: usize = 4;
@@ -55,15 +55,16 @@ impl ContentWriter {
         let Some(digest) = &incoming.digest else { return Ok(None) };
         let (images, namespace) = (&lease.images, &lease.namespace);
         // A document is always compared with its digest; of a large layer, that would take as long as to write it.
-        let is_compared = incoming.size > 0 && (images.verifies_layers || incoming.size <= VERIFIED_BYTES);
+        let is_compared = incoming.size > 0
+            && (images.verifies_layers || incoming.size <= VERIFIED_BYTES || images.damaged.contains(digest));
         let is_intact = match is_compared {
-            true => images.matches_digest(namespace, digest, incoming.size).await?,
+            true => images.verify_content(namespace, digest, incoming.size, &ReadPace::new(None)).await?,
             false => images.stat_content(namespace, digest).await? == Some(incoming.size),
         };
         if is_intact {
             return Ok(None);
         }
-        images.discard_content(namespace, digest).await?;
+        images.discard_content(lease, digest).await?;
         Self::open_stream(lease, incoming).await.map_err(|status| write_error(incoming, status))
     }
 
@@ -156,7 +157,10 @@ impl BlobWriter for ContentWriter {
         match self.commit_content(digest).await {
             // Another client may have committed the same content, which is a success.
             Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
-            _ => Ok(()),
+            _ => {
+                self.lease.images.damaged.record(digest, false);
+                Ok(())
+            }
         }
     }
 }

@@ -12,10 +12,15 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
 use super::bundle_watch::BundleWatch;
+use super::stop_mark::StopMark;
 use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
-use crate::preseed::{BundleOutcome, Preseed, PreseedReport};
-use crate::{DiskReserve, ImageStore as _, ImageStoreError, ImportError, Namespace};
+use crate::import::error_chain;
+use crate::preseed::{
+    BundleOutcome, ImageProof, ImageStage, PassScope, Preseed, PreseedReport, ProofKind, retry_pause,
+};
+use crate::store::ReadPace;
+use crate::{DiskReserve, Image, ImageStore as _, ImageStoreError, ImportError, Namespace};
 
 /// Maximum time until the tree reports the exit of a containerd that does not answer; after that, it is still
 /// running.
@@ -32,11 +37,11 @@ const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
 /// minutes, where they have no pins.
 const REIMPORT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The pause before the first pass that follows one with failures; it doubles with each.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after which a comparison that has failed is tried again.
+const PROOF_RETRY_PAUSE: Duration = Duration::from_secs(300);
 
-/// The longest pause between two passes with failures.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(300);
+/// The bytes per second that are compared with digests after a power cut, while the node works.
+const PROOF_BYTES_PER_SECOND: u64 = 32 << 20;
 
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
@@ -49,8 +54,7 @@ pub(super) struct PreseedTask {
     root: PathBuf,
     disk_reserve: DiskReserve,
     has_cri: bool,
-    /// The one that layers are unpacked into; `None` for containerd's default.
-    snapshotter: Option<String>,
+    mark: StopMark,
 }
 
 /// Creates a runnable that imports once its containerd is ready, and again what is deleted: see [`Containerd`].
@@ -80,19 +84,14 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
 }
 
 impl PreseedTask {
-    pub(super) fn new(
-        containerd: &Containerd,
-        preseed: Preseed,
-        has_cri: bool,
-        snapshotter: Option<String>,
-    ) -> Self {
+    pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool, mark: StopMark) -> Self {
         Self {
             preseed,
             socket: containerd.layout.socket_path(),
             root: containerd.layout.root_dir(),
             disk_reserve: containerd.disk_reserve,
             has_cri,
-            snapshotter,
+            mark,
         }
     }
 
@@ -100,21 +99,21 @@ impl PreseedTask {
     /// repaired. It is ready while the required images exist, and returns only an error.
     async fn keep_images(&self, ctx: &Context) -> Result<Infallible, Failure> {
         let store = ContainerdImages::connect(&self.socket).await?;
-        let mut store = store.with_disk(&self.root, self.disk_reserve);
-        if let Some(snapshotter) = &self.snapshotter {
-            store = store.with_snapshotter(snapshotter);
-        }
+        let store = self.preseed.set_up_store(store.with_disk(&self.root, self.disk_reserve));
+        let mark = self.mark.clone();
+        let mut proof = spawn_blocking(move || mark.begin()).await??.then(PowerCutProof::default);
         let namespace = CRI_NAMESPACE.parse()?;
         // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
-        let (mut limit, mut retries) = (ReimportLimit::default(), 0);
+        let (mut limit, mut retries, mut scope) = (ReimportLimit::default(), 0, PassScope::All);
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
         loop {
             // Before the pass: a bundle that is replaced while it is read is taken by the next one.
             let watch = self.watch_bundles().await;
-            let problem = match self.import_bundles(&store, ctx, &mut is_ready).await {
+            self.preseed.begin_pass();
+            let problem = match self.import_bundles(&store, ctx, scope, &mut is_ready).await {
                 Ok(result) => {
                     last = result;
                     self.find_problem(&last)
@@ -127,8 +126,21 @@ impl PreseedTask {
                 Err(failure) => return Err(failure),
             };
             retries = if problem.is_some() { retries + 1 } else { 0 };
-            let retry_at = problem.is_some().then(|| Instant::now() + retry_pause(retries));
+            // Each bundle has a pause of its own; a pass also looks for what is new, and asks the CRI again.
+            let now = Instant::now();
+            let retry_at = problem.is_some().then(|| now + retry_pause(retries));
+            // One that is still due is one that the pass could not get to.
+            let next_due = self.preseed.next_due().filter(|at| *at > now);
+            let retry_at = retry_at.into_iter().chain(next_due).min();
             self.preseed.set_problem(problem);
+            self.preseed.end_pass();
+            scope = PassScope::All;
+            // The pass has repaired what was found, unless it is named.
+            if proof.as_ref().is_some_and(|proof| proof.is_complete) && self.find_damaged().is_none() {
+                let mark = self.mark.clone();
+                spawn_blocking(move || mark.settle()).await??;
+                proof = None;
+            }
             let missing = tokio::select! {
                 biased;
                 missing = wait_missing(&store, &mut events, &last.report) => missing?,
@@ -136,16 +148,20 @@ impl PreseedTask {
                     changed?;
                     continue;
                 }
-                () = sleep_until_some(retry_at) => continue,
+                () = sleep_until_some(retry_at) => {
+                    scope = PassScope::Due;
+                    continue;
+                }
+                () = self.preseed.wait_request() => continue,
+                () = self.prove_images(&store, &mut proof) => continue,
             };
             let now = Instant::now();
             let due = limit.next_import(now);
+            self.preseed.record_missing(&missing);
             let reason = describe_missing(&missing, due > now);
             tracing::warn!("{reason}");
             // An image that nobody waits for is imported again without taking anything back.
-            if is_ready
-                && missing.iter().any(|name| last.required.iter().any(|(_, required)| required == name))
-            {
+            if is_ready && missing.iter().any(|image| last.required.contains(image)) {
                 ctx.signal_not_ready(reason)?;
                 is_ready = false;
             }
@@ -154,6 +170,7 @@ impl PreseedTask {
                 // What an operator imports does not count.
                 restored = wait_restored(&store, &mut events, &last.report) => restored?,
                 changed = wait_changed(watch.as_ref()) => changed?,
+                () = self.preseed.wait_request() => {}
                 () = sleep_until(due) => limit.record_import(due),
             }
         }
@@ -181,10 +198,11 @@ impl PreseedTask {
         &self,
         store: &ContainerdImages,
         ctx: &Context,
+        scope: PassScope,
         is_ready: &mut bool,
     ) -> Result<PassResult, Failure> {
         let (send, processed) = oneshot::channel();
-        let pass = self.preseed.run_pass(store, Some(send));
+        let pass = self.preseed.run_pass(store, scope, Some(send));
         let release = async {
             // Without names, the pass has failed, and says why.
             let Ok(required) = processed.await else { return Ok(Vec::new()) };
@@ -208,6 +226,9 @@ impl PreseedTask {
         let names: Vec<_> =
             imported_images(&report).map(|(namespace, name)| (namespace.clone(), name.clone())).collect();
         let unlisted = self.wait_listed(store, &names).await?;
+        if self.has_cri {
+            self.preseed.record_answers(&CRI_NAMESPACE.parse()?, &unlisted);
+        }
         Ok(PassResult { report, unlisted, required })
     }
 
@@ -225,6 +246,59 @@ impl PreseedTask {
         wait_listed(&self.socket, store, &names).await
     }
 
+    /// Compares the images of the bundles with their digests after a power cut, and returns once that is complete; a pass then
+    /// repairs what is damaged.
+    async fn prove_images(&self, store: &ContainerdImages, proof: &mut Option<PowerCutProof>) {
+        let Some(proof) = proof.as_mut().filter(|proof| !proof.is_complete) else {
+            return std::future::pending().await;
+        };
+        loop {
+            sleep_until_some(Some(proof.next_at.unwrap_or_else(Instant::now))).await;
+            let done = self.prove_some_images(store, &mut proof.images).await;
+            self.preseed.set_proof_progress(None);
+            match done {
+                Ok(()) => {
+                    proof.is_complete = true;
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!("comparing images with their digests failed: {}", error_chain(&error));
+                    proof.next_at = Some(Instant::now() + PROOF_RETRY_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn prove_some_images(
+        &self,
+        store: &ContainerdImages,
+        proof: &mut Option<ImageProof>,
+    ) -> Result<(), ImageStoreError> {
+        if proof.is_none() {
+            let images = list_preseeded(store, &self.preseed).await?;
+            tracing::info!("after a power cut: comparing {} images with their digests", images.len());
+            *proof = Some(ImageProof::new(store, &self.preseed, &images, ProofKind::Discard).await?);
+        }
+        let Some(proof) = proof else { return Ok(()) };
+        let report = |proof: &ImageProof| {
+            self.preseed.set_proof_progress(Some((proof.done_bytes(), proof.total_bytes())));
+        };
+        // Begun anew each time: the pace makes up for no pause.
+        let pace = ReadPace::new(Some(PROOF_BYTES_PER_SECOND));
+        proof.run(store, &self.preseed, &pace, report).await?;
+        let (damaged, all) = (proof.damaged().len(), proof.image_count());
+        tracing::info!("compared {all} images with their digests: {damaged} are damaged");
+        Ok(())
+    }
+
+    /// The first image that is damaged, and the reason why it is not repaired.
+    fn find_damaged(&self) -> Option<String> {
+        let states = self.preseed.image_states();
+        let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged)?;
+        let (name, problem) = (damaged.name.as_deref()?, damaged.problem.as_deref()?);
+        Some(format!("image {name} is damaged: {problem}"))
+    }
+
     /// The reason why not all images are there.
     fn find_problem(&self, PassResult { report, unlisted, .. }: &PassResult) -> Option<String> {
         if report.is_empty {
@@ -234,8 +308,35 @@ impl PreseedTask {
                 self.preseed.bundle_dir().display()
             ));
         }
-        describe_failures(report, unlisted)
+        describe_failures(report, unlisted).or_else(|| self.find_damaged())
     }
+}
+
+/// The comparison of the images with their digests after a power cut.
+#[derive(Debug, Default)]
+struct PowerCutProof {
+    images: Option<ImageProof>,
+    /// The time of the next attempt, after one that has failed.
+    next_at: Option<Instant>,
+    is_complete: bool,
+}
+
+/// The images of bundles that the store lists.
+async fn list_preseeded(
+    store: &ContainerdImages,
+    preseed: &Preseed,
+) -> Result<Vec<(Namespace, Image)>, ImageStoreError> {
+    let states = preseed.image_states();
+    let wanted: BTreeSet<_> =
+        states.iter().filter_map(|state| Some((&state.namespace, state.name.as_deref()?))).collect();
+    let namespaces: BTreeSet<_> = states.iter().map(|state| &state.namespace).collect();
+    let mut images = Vec::new();
+    for namespace in namespaces {
+        let listed = store.list_images(namespace).await?.into_iter();
+        let listed = listed.filter(|image| wanted.contains(&(namespace, image.name.as_str())));
+        images.extend(listed.map(|image| (namespace.clone(), image)));
+    }
+    Ok(images)
 }
 
 /// The result of a pass.
@@ -245,12 +346,6 @@ struct PassResult {
     unlisted: Unlisted,
     /// The images that others wait for.
     required: Vec<(Namespace, String)>,
-}
-
-/// The pause before a pass that follows this many with failures: bundles that are invalid are not read again until they
-/// change, but what did not fit, or containerd has refused, is.
-fn retry_pause(failures: u32) -> Duration {
-    RETRY_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_RETRY_PAUSE)
 }
 
 async fn wait_changed(watch: Option<&BundleWatch>) -> std::io::Result<()> {
@@ -290,14 +385,18 @@ fn is_brought(report: &PreseedReport, event: &ImageEvent) -> bool {
 }
 
 /// The images of the bundles that don't exist.
-async fn list_missing(store: &ContainerdImages, report: &PreseedReport) -> Result<Vec<String>, Failure> {
+async fn list_missing(
+    store: &ContainerdImages,
+    report: &PreseedReport,
+) -> Result<Vec<(Namespace, String)>, Failure> {
     let mut missing = Vec::new();
     let namespaces: BTreeSet<_> = imported_images(report).map(|(namespace, _)| namespace).collect();
     for namespace in namespaces {
         let listed: BTreeSet<_> =
             store.list_images(namespace).await?.into_iter().map(|image| image.name).collect();
-        let brought = imported_images(report).filter(|(of, _)| *of == namespace).map(|(_, name)| name);
-        missing.extend(brought.filter(|name| !listed.contains(*name)).cloned());
+        let brought =
+            imported_images(report).filter(|(of, name)| *of == namespace && !listed.contains(*name));
+        missing.extend(brought.map(|(namespace, name)| (namespace.clone(), name.clone())));
     }
     Ok(missing)
 }
@@ -307,7 +406,7 @@ async fn wait_missing(
     store: &ContainerdImages,
     events: &mut ImageEvents,
     report: &PreseedReport,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<(Namespace, String)>, Failure> {
     loop {
         let event = events.next().await?;
         if event.is_deletion && is_brought(report, &event) {
@@ -352,8 +451,8 @@ impl ReimportLimit {
     }
 }
 
-fn describe_missing(missing: &[String], waits: bool) -> String {
-    let mut text = format!("image {} was deleted", missing[0]);
+fn describe_missing(missing: &[(Namespace, String)], waits: bool) -> String {
+    let mut text = format!("image {} was deleted", missing[0].1);
     if missing.len() > 1 {
         text += &format!(", and {} more", missing.len() - 1);
     }
@@ -460,19 +559,14 @@ mod tests {
 
     #[test]
     fn a_status_names_a_deleted_image_and_how_long_it_stays_deleted() {
-        let missing = ["a:1", "b:1"].map(str::to_owned);
+        let missing =
+            ["a:1", "b:1"].map(|name| (CRI_NAMESPACE.parse().expect("a namespace"), name.to_owned()));
         assert_eq!(
             describe_missing(&missing, false),
             "image a:1 was deleted, and 1 more: importing it again"
         );
         let text = describe_missing(&missing[..1], true);
         assert!(text.starts_with("image a:1 was deleted: importing it again 10 minutes after"), "{text}");
-    }
-
-    #[test]
-    fn what_has_failed_is_tried_again_after_pauses_that_grow_to_five_minutes() {
-        let pauses = [1, 2, 3, 9, 10, u32::MAX].map(|failures| retry_pause(failures).as_secs());
-        assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
     }
 
     #[test]

@@ -1,19 +1,21 @@
 //! One pass over the directory: executes plans until nothing is left to import.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
+use super::state::StoredImage;
 use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, required};
 use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
-use crate::image_walk::{ImageScope, is_complete};
+use crate::image_walk::{ImageScope, ImageWalk};
 use crate::import::{self, ImportJob, ImportedImages, error_chain};
 use crate::plan::{
-    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, WantedBundles,
-    find_name_owner, plan_preseed,
+    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, PreseedPlan, WantedBundles,
+    find_name_owner, plan_until,
 };
 use crate::scan::{self, repository_name};
 use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
@@ -21,8 +23,8 @@ use crate::{Descriptor, Digest, ImageName, Namespace};
 
 /// The images of a bundle after its import, or its verification.
 struct Processed {
-    /// The names that it owns.
-    images: Vec<String>,
+    /// Those whose names it owns.
+    images: Vec<StoredImage>,
     left_out: Vec<LeftOutImage>,
     is_imported: bool,
 }
@@ -47,6 +49,7 @@ impl<'a> PreseedPass<'a> {
         preseed: &'a Preseed,
         store: &'a dyn ImageStore,
         wanted: WantedBundles,
+        kept: BTreeMap<Bundle, BundleOutcome>,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
     ) -> Self {
         Self {
@@ -54,7 +57,7 @@ impl<'a> PreseedPass<'a> {
             store,
             wanted,
             listed: BTreeMap::new(),
-            outcomes: BTreeMap::new(),
+            outcomes: kept,
             progress: BTreeMap::new(),
             namespace_failures: Vec::new(),
             processed,
@@ -67,7 +70,7 @@ impl<'a> PreseedPass<'a> {
         loop {
             // Each import changes the marks, so every plan starts from the images that are listed now.
             self.list_images().await.map_err(PreseedError::ListImages)?;
-            let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
+            let plan = self.plan_off_thread().await;
             if self.process_bundles(plan.bundles).await {
                 continue;
             }
@@ -86,6 +89,23 @@ impl<'a> PreseedPass<'a> {
         }
     }
 
+    /// Plans on a thread that may block, since many bundles take a while; dropping this ends it.
+    async fn plan_off_thread(&mut self) -> PreseedPlan {
+        let (wanted, listed) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.listed));
+        let (unpack, caller) = (self.preseed.unpacks_layers, Arc::new(()));
+        let waiting = Arc::downgrade(&caller);
+        let planned = spawn_blocking(move || {
+            let plan = plan_until(&wanted, &listed, unpack, || waiting.strong_count() == 0);
+            (plan, wanted, listed)
+        });
+        let planned =
+            planned.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        let plan;
+        (plan, self.wanted, self.listed) = planned;
+        drop(caller);
+        plan.expect("the caller waits")
+    }
+
     /// Lists the images of all namespaces, also of those without a bundle: they may have lost their last one. What is
     /// wanted of a namespace whose images can't be listed has failed, and its images stay as they are.
     async fn list_images(&mut self) -> Result<(), ImageStoreError> {
@@ -95,7 +115,12 @@ impl<'a> PreseedPass<'a> {
         self.namespace_failures.clear();
         for namespace in namespaces {
             match self.store.list_images(&namespace).await {
-                Ok(images) => drop(self.listed.insert(namespace, images)),
+                Ok(mut images) => {
+                    for image in &mut images {
+                        image.labels = self.preseed.instance.read_labels(std::mem::take(&mut image.labels));
+                    }
+                    self.listed.insert(namespace, images);
+                }
                 Err(error) => {
                     tracing::error!("{}", error_chain(&error));
                     // Also if a later list succeeds: its bundles are not known to be gone.
@@ -109,6 +134,7 @@ impl<'a> PreseedPass<'a> {
                                 source: error_chain(&error).into(),
                             };
                             let failed = BundleOutcome::Failed(ImportError::Store { path, source });
+                            self.preseed.record_outcome(bundle, &failed, &[]);
                             self.outcomes.insert(bundle.clone(), failed);
                         }
                         is_listed
@@ -129,8 +155,11 @@ impl<'a> PreseedPass<'a> {
     }
 
     /// Applies changes of images; returns those that were possible.
-    async fn apply_changes(&mut self, changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
+    async fn apply_changes(&mut self, mut changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
         let mut applied = Vec::new();
+        for ImageUpdate { image, .. } in &mut changes {
+            image.labels = self.preseed.instance.write_labels(std::mem::take(&mut image.labels));
+        }
         // A session is for one namespace, and the plan has the changes of each next to each other.
         for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
             if let Err(error) = apply_changes(self.store, changes, &mut applied).await {
@@ -155,7 +184,8 @@ impl<'a> PreseedPass<'a> {
                 Some(_) => false,
             };
             if is_due {
-                let outcome = self.process_bundle(&bundle, action).await;
+                let (outcome, stored) = self.process_bundle(&bundle, action).await;
+                self.preseed.record_outcome(&bundle, &outcome, &stored);
                 if let BundleOutcome::Imported { images, .. } = &outcome {
                     // A bundle that still lacks the same content has brought nothing more.
                     let before = self.progress.insert(bundle.clone(), images.len());
@@ -165,7 +195,7 @@ impl<'a> PreseedPass<'a> {
                     self.preseed.log_outcome(&outcome);
                 }
                 self.outcomes.insert(bundle, outcome);
-                if required::are_processed(required, &self.outcomes) {
+                if self.processed.is_some() && required::are_processed(required, &self.outcomes) {
                     self.send_processed();
                 }
             }
@@ -193,18 +223,24 @@ impl<'a> PreseedPass<'a> {
             || self.preseed.find_left_out(bundle).is_some_and(|left_out| left_out.iter().any(lacks_content))
     }
 
-    async fn process_bundle(&mut self, bundle: &Bundle, action: BundleAction) -> BundleOutcome {
+    async fn process_bundle(
+        &mut self,
+        bundle: &Bundle,
+        action: BundleAction,
+    ) -> (BundleOutcome, Vec<StoredImage>) {
         // The key includes the fingerprint: a bundle that has changed is read again.
         if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
-            return BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
+            return (BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason }, Vec::new());
         }
         match self.import_or_verify(bundle, action).await {
-            Ok(Processed { images, left_out, is_imported }) => {
-                let bundle = bundle.clone();
-                match is_imported {
+            Ok(Processed { images: stored, left_out, is_imported }) => {
+                let (bundle, images) =
+                    (bundle.clone(), stored.iter().map(|image| image.name.clone()).collect());
+                let outcome = match is_imported {
                     true => BundleOutcome::Imported { bundle, images, left_out },
                     false => BundleOutcome::Unchanged { bundle, images, left_out },
-                }
+                };
+                (outcome, stored)
             }
             Err(error) => {
                 if !error.is_retryable() {
@@ -215,7 +251,7 @@ impl<'a> PreseedPass<'a> {
                     let fault = BundleFault { lacks_content, reason: error_chain(&error) };
                     self.preseed.lock_memory().invalid.insert(bundle.clone(), fault);
                 }
-                BundleOutcome::Failed(error)
+                (BundleOutcome::Failed(error), Vec::new())
             }
         }
     }
@@ -225,8 +261,14 @@ impl<'a> PreseedPass<'a> {
         bundle: &Bundle,
         action: BundleAction,
     ) -> Result<Processed, ImportError> {
-        let Preseed { bundle_dir, target_platform: platform, import_limits: limits, unpacks_layers, .. } =
-            self.preseed;
+        let Preseed {
+            bundle_dir,
+            target_platform: platform,
+            import_limits: limits,
+            unpacks_layers,
+            lists_digests,
+            ..
+        } = self.preseed;
         let path = self.preseed.bundle_path(bundle);
         let to_import_error = |error: BundleError| error.with_path(path.clone());
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
@@ -234,9 +276,9 @@ impl<'a> PreseedPass<'a> {
         if let BundleAction::Verify(images) = action
             // What a fault has left out is only known to the process that has read the bundle.
             && (known.is_some() || !bundle.has_left_out(&images))
-            && are_complete(scope, &images).await.map_err(to_import_error)?
+            && let Some(images) =
+                survey_images(scope, &images, *unpacks_layers).await.map_err(to_import_error)?
         {
-            let images = images.into_iter().map(|image| image.name).collect();
             return Ok(Processed { images, left_out: known.unwrap_or_default(), is_imported: false });
         }
         // Either the bundle is due, or content of its images was lost.
@@ -251,8 +293,12 @@ impl<'a> PreseedPass<'a> {
         let start = Instant::now();
         let mut owned = Vec::new();
         let imported = import::import_bundle(job, file, &mut |targets, left_out| {
+            let mut targets = targets.to_vec();
+            if *lists_digests {
+                add_digest_names(&mut targets);
+            }
             let import = ImportMark { count: targets.len(), left_out, unpacked: *unpacks_layers };
-            self.map_images(bundle, targets, import, &mut owned)
+            self.map_images(bundle, &targets, import, &mut owned)
         })
         .await;
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
@@ -260,6 +306,9 @@ impl<'a> PreseedPass<'a> {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
         }
         let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
+        let read = |image: Image| Image { labels: self.preseed.instance.read_labels(image.labels), ..image };
+        let images: Vec<_> = images.into_iter().map(read).collect();
+        let brought: Vec<_> = images.iter().filter(|image| owned.contains(&image.name)).cloned().collect();
         merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
         let is_retryable = |image: &LeftOutImage| matches!(image.reason, LeftOutReason::Store(_));
         // What the store has refused, it may take the next time: then the bundle is read again.
@@ -268,7 +317,15 @@ impl<'a> PreseedPass<'a> {
         } else {
             self.preseed.lock_memory().left_out.insert(bundle.clone(), left_out.clone());
         }
-        Ok(Processed { images: owned, left_out, is_imported: true })
+        // Read again, since only what the store has now counts.
+        let stored = survey_images(scope, &brought, *unpacks_layers).await.map_err(to_import_error)?;
+        let Some(images) = stored else {
+            let digest = brought[0].target.digest;
+            let source = "content of the image is gone that was just imported".into();
+            let source = ImageStoreError::ReadContent { digest, source };
+            return Err(ImportError::Store { path, source });
+        };
+        Ok(Processed { images, left_out, is_imported: true })
     }
 
     /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an
@@ -312,10 +369,22 @@ impl<'a> PreseedPass<'a> {
                     target.clone()
                 }
             };
+            let labels = self.preseed.instance.write_labels(labels);
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()
     }
+}
+
+/// Adds the name by its digest of each image that the bundle does not have by that.
+fn add_digest_names(targets: &mut Vec<(ImageName, Descriptor)>) {
+    let mut known: BTreeSet<_> = targets.iter().map(|(name, _)| name.as_str().to_owned()).collect();
+    let by_digest = |(name, target): &(ImageName, Descriptor)| {
+        let name = name.with_digest(&target.digest)?;
+        known.insert(name.to_string()).then(|| (name, target.clone()))
+    };
+    let more: Vec<_> = targets.iter().filter_map(by_digest).collect();
+    targets.extend(more);
 }
 
 /// Updates a list of images as [`ImportSession::put_image`](crate::ImportSession::put_image) does.
@@ -365,13 +434,41 @@ fn log_change(ImageUpdate { namespace, kind, image: Image { name, target, .. } }
     }
 }
 
-async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
-    let mut seen: BTreeSet<Digest> = BTreeSet::new();
+/// Looks at all content that this node needs of these images; `None` if some of it is missing or damaged, or if layers
+/// should be unpacked and are not.
+async fn survey_images(
+    scope: ImageScope<'_>,
+    images: &[Image],
+    unpack: bool,
+) -> Result<Option<Vec<StoredImage>>, BundleError> {
+    let (mut walk, mut stored) = (ImageWalk::new(scope), Vec::new());
+    // Several names often have the same target.
+    let mut unpacked: BTreeMap<Digest, Option<bool>> = BTreeMap::new();
     for image in images {
-        // Several names often have the same target.
-        if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
-            return Ok(false);
+        let content = match walk.follow_target(&image.target).await {
+            Ok(content) if !content.runnable_images.is_empty() => content,
+            Err(BundleError::Store(error)) => return Err(error.into()),
+            // Missing or invalid content is no failure here: the bundle is imported again.
+            _ => return Ok(None),
+        };
+        let is_unpacked = match unpacked.get(&image.target.digest) {
+            Some(known) => *known,
+            None => {
+                let mut all = Some(true);
+                for runnable in &content.runnable_images {
+                    let this = scope.store.is_unpacked(scope.namespace, &runnable.layers).await?;
+                    all = all.zip(this).map(|(all, this)| all && this);
+                }
+                *unpacked.entry(image.target.digest).or_insert(all)
+            }
+        };
+        if unpack && is_unpacked == Some(false) {
+            return Ok(None);
         }
+        let is_unpacked = is_unpacked == Some(true);
+        let (name, target) = (image.name.clone(), image.target.digest);
+        let bytes = content.needed.values().sum();
+        stored.push(StoredImage { name, target, bytes, is_unpacked });
     }
-    Ok(true)
+    Ok(Some(stored))
 }

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::image::{Image, ImageLayer, Labels};
-use crate::store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
+use crate::store::{
+    BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob, ReadPace,
+};
 use crate::{Digest, DiskReserve, DiskSpace, DiskUsage, Namespace};
 
 /// An image store in memory. Content that no image refers to is removed when the last import session has
@@ -22,6 +24,8 @@ pub struct MemStore(Arc<Mutex<StoreState>>);
 pub enum StoreCall {
     /// [`ImageStore::list_images`]
     ListImages,
+    /// [`ImageStore::read_content`]
+    ReadContent,
     /// [`ImageStore::begin_import`]
     BeginImport,
     /// [`ImportSession::open_writer`]
@@ -137,6 +141,16 @@ impl MemStore {
         self.lock_state().namespace_mut(namespace).content.remove(digest);
     }
 
+    /// Changes a byte of content, as a damaged disk does; its size is the same.
+    pub fn damage_content(&self, namespace: &Namespace, digest: &Digest) {
+        let mut state = self.lock_state();
+        if let Some((bytes, _)) = state.namespace_mut(namespace).content.get_mut(digest) {
+            let mut changed = bytes.to_vec();
+            changed.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            *bytes = changed.into();
+        }
+    }
+
     /// Removes an image, as `ctr images rm` does.
     pub fn remove_image(&self, namespace: &Namespace, name: &str) {
         let mut inner = self.lock_state();
@@ -199,9 +213,26 @@ impl ImageStore for MemStore {
         digest: &Digest,
         size: u64,
     ) -> Result<Option<Vec<u8>>, ImageStoreError> {
+        let failed = |source| ImageStoreError::ReadContent { digest: *digest, source };
+        self.record_call(StoreCall::ReadContent).map_err(failed)?;
         let bytes =
             self.lock_state().namespace_mut(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
         Ok(bytes.filter(|bytes| bytes.len() as u64 == size && Digest::of_content(bytes) == *digest))
+    }
+
+    async fn verify_content(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+        size: u64,
+        pace: &ReadPace,
+    ) -> Result<bool, ImageStoreError> {
+        pace.spend(size).await;
+        let is_intact = self.read_content(namespace, digest, size).await?.is_some();
+        if !is_intact {
+            self.lose_content(namespace, digest);
+        }
+        Ok(is_intact)
     }
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
@@ -241,7 +272,9 @@ impl ImportSession for MemImport {
         let failed = |source| ImageStoreError::WriteContent { file: blob.file.clone(), source };
         self.store.record_call(StoreCall::OpenWriter).map_err(failed)?;
         if let Some(digest) = blob.digest
-            && self.store.content_size(&self.namespace, &digest).await?.is_some()
+            && let Some(size) = self.store.content_size(&self.namespace, &digest).await?
+            // What is damaged is lost, and replaced.
+            && self.store.verify_content(&self.namespace, &digest, size, &ReadPace::new(None)).await?
         {
             lease_content(&self.store, &self.namespace, &self.leased, digest);
             return Ok(None);

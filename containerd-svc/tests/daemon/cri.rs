@@ -164,6 +164,13 @@ impl CriClient {
         cri
     }
 
+    /// Returns whether the CRI knows an image by this name, as a kubelet asks before it pulls.
+    pub(crate) async fn knows_image(&self, name: &str) -> bool {
+        let request = wire::ImageStatus { image: Some(wire::Name { name: name.to_owned() }) };
+        let status: wire::ImageStatus = self.call("ImageService/ImageStatus", request).await.unwrap();
+        status.image.is_some()
+    }
+
     /// Removes an image, as `crictl rmi` does.
     pub(crate) async fn remove_image(&self, name: &str) {
         let request = wire::ImageStatus { image: Some(wire::Name { name: name.to_owned() }) };

@@ -197,3 +197,30 @@ async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
     daemon.stop().await;
 }
+
+/// A kubelet without a network asks for the name of the pod, with the digest that it pins.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn the_cri_knows_a_preseeded_image_by_its_digest(
+    #[values(Debian, Newest)] release: Release,
+    #[values(false, true)] is_enabled: bool,
+) {
+    let mut setup = Setup::new(release);
+    setup.put_bundle("pod.tar", &pod_image().to_tar());
+    setup.enable_cri(ConfigVersion::default(), setup.cri());
+    setup.containerd.preseed = Some(setup.preseed().with_digest_names(is_enabled));
+    let daemon = setup.start().await;
+    daemon.wait_ready(PRESEED, 1).await;
+    let cri = CriClient::connect(&daemon.layout.socket_path()).await;
+    let images = daemon.list_images().await;
+    let image = images.iter().find(|image| image.name == POD_IMAGE).unwrap();
+    let (repository, _) = POD_IMAGE.rsplit_once(':').unwrap();
+    let digest = image.target.digest;
+    for name in [format!("{repository}@{digest}"), format!("{POD_IMAGE}@{digest}")] {
+        assert_eq!(cri.knows_image(&name).await, is_enabled, "{name}");
+    }
+    let report = daemon.preseed().with_digest_names(is_enabled).run(&daemon.images().await).await.unwrap();
+    assert!(matches!(report.outcomes[0], BundleOutcome::Unchanged { .. }), "{report:?}");
+    daemon.stop().await;
+}

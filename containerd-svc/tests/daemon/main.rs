@@ -5,6 +5,7 @@ mod archives;
 mod cri;
 mod cri_health;
 mod daemon_killed;
+mod damage;
 mod fake_daemons;
 mod full_disk;
 mod gvisor;

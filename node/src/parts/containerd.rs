@@ -158,10 +158,13 @@ impl PlannedRunnable for ContainerdPlan {
         let run = node.create_run_layout::<ContainerdRunLayout>()?.containerd.path().to_owned();
         let (path, log_store) = (node.search_path().as_path_variable(), node.log_store().clone());
         // Created once, and shared by all incarnations: the control API and the health keep their references.
+        let preseed = preseed::prepare_preseed(&self.config, node);
+        let socket = self.directories.socket_path();
         let images = Arc::new(ImageAccess::new(
-            self.directories.socket_path(),
+            socket,
             disk_reserve(&self.config),
             self.config.import_limits(),
+            preseed.clone(),
         ));
         node.extensions().insert(Arc::clone(&images));
         let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
@@ -169,7 +172,6 @@ impl PlannedRunnable for ContainerdPlan {
         let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };
         let reserve = Arc::new(ImageReserve::new(Arc::clone(&images), min_others));
         node.health_sources().add("containerd.reserve", ReserveHealth(Arc::clone(&reserve)));
-        let preseed = preseed::prepare_preseed(&self.config, node);
         let (plan, grace) = (self.clone(), node.config().node.grace);
         Ok(node.on_volume(move |volume| {
             let placed: ContainerdLayout = volume.create_layout()?;

@@ -161,6 +161,8 @@ const SOAKS: &[Soak] = &[
     // A node's control API while a thousand services start at one instant, and while all of them fail.
     ("many-services", Tests("noded it a_node_with_many_services_answers"), "NODEKEEL_SERVICES=1000"),
     ("supervisor-process", Work::ProcessRounds, "NODEKEEL_ROUNDS=1000"),
+    // Damaged files of images below each release of containerd; `cargo xtask test` takes one of each kind.
+    ("image-damages", Tests("nodekeel-containerd-svc daemon damage::random_damages"), "NODEKEEL_DAMAGES=60"),
     // Disks of every format, with their heads zeroed; `cargo xtask test` takes a sample. Some are formatted by a kernel.
     (
         "fifty-disks",

@@ -1,21 +1,29 @@
 //! `images`: images of the node's containerd.
 
+mod verify;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_node::v1::{Image, ImagesRequest, ImportImagesRequest, LeftOutImage};
 use serde::Serialize;
 
+use self::verify::VerifyArgs;
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
+use crate::time::{format_age, format_rfc3339};
+use crate::wire::{non_empty, system_time};
 
 /// Timeout of an import: some gigabytes on a slow disk.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// List images of containerd, or import an archive
+/// List images with states, or import an archive
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct ImagesArgs {
+    #[command(subcommand)]
+    command: Option<ImagesCommand>,
     /// containerd namespace
     #[arg(long, default_value = "k8s.io")]
     namespace: String,
@@ -26,22 +34,63 @@ pub(crate) struct ImagesArgs {
     import: Option<PathBuf>,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum ImagesCommand {
+    /// Compare images with their digests
+    ///
+    /// All of their content is read, and the files of unpacked layers are counted. Exits with 6 if an image is damaged.
+    Verify(VerifyArgs),
+    /// Compare images, and write what is damaged again
+    ///
+    /// Unpacked layers are compared byte by byte. Damaged content comes from the archives of services.containerd.preseed, and damaged
+    /// unpacked layers are unpacked again; one that a container uses is named instead. Exits with 6 if an image is still damaged.
+    Repair(VerifyArgs),
+}
+
 #[derive(Debug, Serialize)]
 struct ImageView {
-    name: String,
-    digest: String,
-    media_type: String,
+    name: Option<String>,
+    digest: Option<String>,
+    media_type: Option<String>,
+    size_bytes: Option<u64>,
+    pinned: bool,
+    bundle: Option<String>,
+    /// `None` from a node of an earlier release, and of images that were just imported.
+    state: Option<String>,
+    since: Option<String>,
+    unpacked: bool,
+    problem: Option<String>,
+    #[serde(skip)]
+    age: Option<String>,
 }
 
 impl From<Image> for ImageView {
     fn from(image: Image) -> Self {
-        Self { name: image.name, digest: image.digest, media_type: image.media_type }
+        let since = system_time(image.since);
+        Self {
+            name: non_empty(image.name),
+            digest: non_empty(image.digest),
+            media_type: non_empty(image.media_type),
+            size_bytes: image.size_bytes,
+            pinned: image.pinned,
+            bundle: non_empty(image.bundle),
+            state: non_empty(image.state),
+            since: since.map(format_rfc3339),
+            unpacked: image.unpacked,
+            problem: non_empty(image.problem),
+            age: since.map(format_age),
+        }
     }
 }
 
 impl ImagesArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-        let Self { namespace, import } = self;
+        let Self { command, namespace, import } = self;
+        match command {
+            Some(ImagesCommand::Verify(args)) => return args.run(false, api, printer).await,
+            Some(ImagesCommand::Repair(args)) => return args.run(true, api, printer).await,
+            None => {}
+        }
         let answer = match import {
             None => api.call(async |client| client.images(ImagesRequest { namespace }).await).await?,
             Some(file) => {
@@ -60,6 +109,13 @@ impl ImagesArgs {
             answer.left_out.into_iter().map(describe).partition(|(is_fault, _)| *is_fault);
         let images: Vec<_> = answer.images.into_iter().map(ImageView::from).collect();
         print_images(printer, &images, &foreign)?;
+        if let (Some(done), Some(all), false) = (answer.verified_bytes, answer.verify_bytes, printer.is_json)
+        {
+            let percent = u128::from(done) * 100 / u128::from(all.max(1));
+            printer.print_line(&format!(
+                "after a power cut, noded compares the images with their digests: {percent} %"
+            ))?;
+        }
         match faults.is_empty() {
             true => Ok(()),
             // The others are imported, and listed above.
@@ -78,9 +134,27 @@ fn print_images(
     if printer.is_json {
         return Ok(printer.print_json(&images)?);
     }
-    let row = |image: &ImageView| [escape_control(&image.name), escape_control(&image.digest)];
-    let rows: Vec<_> = images.iter().map(|image| (TextStyle::Plain, row(image))).collect();
-    printer.print_table(["NAME", "DIGEST"], &rows)?;
+    let text = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), escape_control);
+    let row = |image: &ImageView| {
+        let pinned = if image.pinned { "yes" } else { "no" };
+        let size =
+            image.size_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6));
+        let (state, age) = (text(&image.state), text(&image.age));
+        [text(&image.name), state, age, size, pinned.into(), text(&image.bundle), text(&image.digest)]
+    };
+    let style = |image: &ImageView| match &image.problem {
+        Some(_) => TextStyle::Bad,
+        None if image.state.as_deref() == Some("wanted") => TextStyle::Pending,
+        None => TextStyle::Plain,
+    };
+    let rows: Vec<_> = images.iter().map(|image| (style(image), row(image))).collect();
+    printer.print_table(["NAME", "STATE", "SINCE", "SIZE", "PINNED", "BUNDLE", "DIGEST"], &rows)?;
+    for image in images {
+        if let Some(problem) = &image.problem {
+            let name = if image.name.is_some() { &image.name } else { &image.bundle };
+            printer.print_line(&format!("{}: {}", text(name), escape_control(problem)))?;
+        }
+    }
     for (_, text) in foreign {
         printer.print_line(&format!("not for this node: {text}"))?;
     }

@@ -107,12 +107,47 @@ fn a_bundle_that_failed_is_named_in_health_and_neither_holds_nor_restarts_the_se
     // The other services have what there is.
     noded.wait_for_event(PRESEED, 1, "ready");
     noded.wait_for_event("root.service.kubelet", 1, "ready");
+    let states = noded.ask_json(&["images"]);
+    assert_eq!(
+        (&states[0]["bundle"], &states[0]["state"]),
+        (&"bad.tar".into(), &"wanted".into()),
+        "{states}"
+    );
+    assert!(states[0]["problem"].as_str().unwrap().contains("truncated"), "{states}");
     // A repaired bundle is imported at the next attempt.
     fs::remove_file(images.path().join("k8s.io/bad.tar")).unwrap();
     put_image(&images, "good", 1000);
     noded.ask(&["restart", PRESEED]);
     wait_healthy(&noded);
-    assert_eq!(noded.ask_json(&["images"])[0]["name"], "localhost/good:1");
+    let states = noded.ask_json(&["images"]);
+    assert_eq!(states.as_array().unwrap().len(), 1, "{states}");
+    let of = |key: &str| states[0][key].as_str().unwrap().to_owned();
+    assert_eq!(
+        [of("name"), of("state"), of("bundle")],
+        ["localhost/good:1", "listed", "good.tar"],
+        "{states}"
+    );
+    assert!(states[0]["size_bytes"].as_u64().unwrap() > 1000 && states[0]["pinned"] == true, "{states}");
+    // A file that loses a bit is found on request, and written again.
+    let blobs = noded.data().join("data/containerd/root/io.containerd.content.v1.content/blobs/sha256");
+    let blobs = fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap().path());
+    let layer = blobs.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
+    let content = fs::read(&layer).unwrap();
+    let mut flipped = content.clone();
+    flipped[600] ^= 1;
+    fs::remove_file(&layer).unwrap();
+    fs::write(&layer, flipped).unwrap();
+    noded
+        .nodectl(&["images", "verify", "localhost/absent:1"])
+        .assert_fails(4, "there is no image localhost/absent:1");
+    noded.nodectl(&["images", "verify"]).assert_fails(6, "");
+    assert_eq!(noded.ask_json(&["images"])[0]["state"], "damaged");
+    wait_condition(&noded, "localhost/good:1 is damaged");
+    let repaired = noded.ask_json(&["images", "repair", "localhost/good:1"]);
+    assert_eq!(repaired["damaged"][0]["repaired"], true, "{repaired}");
+    assert!(fs::read(&layer).unwrap() == content);
+    assert_eq!(noded.ask_json(&["images", "verify"])["damaged"], serde_json::json!([]));
+    wait_healthy(&noded);
     let status = noded.status("root.service.kubelet");
     assert_eq!((&status["generation"], &status["state"]), (&1.into(), &"ready".into()), "{status}");
     noded.stop();

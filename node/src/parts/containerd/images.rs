@@ -2,6 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DiskReserve, Image, ImageStore as _, ImportLimits, LeftOutImage, Namespace,
+    ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImageProof, ImageStage, ImageState,
+    ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind, ReadPace,
 };
 use nodekeel_localstorage::Dir;
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::error_chain::error_chain;
@@ -21,6 +25,11 @@ use crate::v1;
 
 /// The time for a list, which ends before the timeout of a client does: it is not the node that does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The label of a pinned image.
+///
+/// *Source:* containerd 1.7 and later, `pkg/cri/labels`.
+const PINNED_LABEL: &str = "io.cri-containerd.pinned";
 
 /// The socket and the directory of the images, for the control API.
 #[derive(Debug)]
@@ -31,12 +40,19 @@ pub(crate) struct ImageAccess {
     /// The reserve that images leave free on the disk.
     pub(super) reserve: DiskReserve,
     limits: ImportLimits,
+    /// The bundles, if there are any.
+    preseed: Option<Preseed>,
 }
 
 impl ImageAccess {
     /// The images of the containerd with this socket, before it has started.
-    pub(super) fn new(socket: PathBuf, reserve: DiskReserve, limits: ImportLimits) -> Self {
-        Self { socket, root: Mutex::default(), reserve, limits }
+    pub(super) fn new(
+        socket: PathBuf,
+        reserve: DiskReserve,
+        limits: ImportLimits,
+        preseed: Option<Preseed>,
+    ) -> Self {
+        Self { socket, root: Mutex::default(), reserve, limits, preseed }
     }
 
     /// The directory of the images; `None` before containerd has started.
@@ -54,13 +70,166 @@ pub(crate) async fn list_images(
     request: &v1::ImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
+    let preseed = images.as_ref().and_then(|images| images.preseed.clone());
     let list = async { Ok::<_, Status>(connect_store(images).await?.list_images(&namespace).await) };
     let Ok(images) = timeout(LIST_TIMEOUT, list).await else {
         return Err(Status::aborted(format!(
             "containerd does not answer within {LIST_TIMEOUT:?}: see `nodectl status containerd`"
         )));
     };
-    Ok(images_response(images?.map_err(|error| aborted_status(&error))?))
+    let images = images?.map_err(|error| aborted_status(&error))?;
+    let mut states = preseed.as_ref().map(Preseed::image_states).unwrap_or_default();
+    states.retain(|state| state.namespace == namespace);
+    let (verified_bytes, verify_bytes) = preseed.and_then(|preseed| preseed.proof_progress()).unzip();
+    let response = images_response(merge_states(images, states));
+    Ok(v1::ImagesResponse { verified_bytes, verify_bytes, ..response })
+}
+
+/// Compares images with their digests, and repairs them on request. The reports end with the comparison, which ends with the
+/// client.
+pub(crate) async fn verify_images(
+    images: Option<Arc<ImageAccess>>,
+    request: v1::VerifyImagesRequest,
+) -> Result<ReceiverStream<Result<v1::ImageVerification, Status>>, Status> {
+    let namespace = parse_namespace(&request.namespace)?;
+    let preseed = images.as_ref().and_then(|images| images.preseed.clone());
+    let store = connect_store(images).await?;
+    let chosen = choose_images(&store, &namespace, &request.names).await?;
+    let (to, reports) = mpsc::channel(1);
+    let verification = Verification { store, preseed, reports: to.clone() };
+    tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            () = to.closed() => {}
+            done = verification.run(chosen, request.repair) => drop(to.send(done).await),
+        }
+    });
+    Ok(ReceiverStream::new(reports))
+}
+
+/// The images with these names, or all.
+async fn choose_images(
+    store: &ContainerdImages,
+    namespace: &Namespace,
+    names: &[String],
+) -> Result<Vec<(Namespace, Image)>, Status> {
+    let mut images = store.list_images(namespace).await.map_err(|error| aborted_status(&error))?;
+    let mut wanted = BTreeSet::new();
+    for name in names {
+        // As they are listed, or as a kubelet completes them.
+        let complete = name.parse::<ImageName>().map(|name| name.to_string());
+        let complete = complete.unwrap_or_else(|_| name.clone());
+        let listed = images.iter().find(|image| image.name == *name || image.name == complete);
+        let unknown = || {
+            let hint = "`nodectl images` lists those that are there";
+            Status::not_found(format!("there is no image {name} in namespace {namespace}; {hint}"))
+        };
+        wanted.insert(listed.ok_or_else(unknown)?.name.clone());
+    }
+    images.retain(|image| names.is_empty() || wanted.contains(&image.name));
+    Ok(images.into_iter().map(|image| (namespace.clone(), image)).collect())
+}
+
+struct Verification {
+    store: ContainerdImages,
+    preseed: Option<Preseed>,
+    reports: mpsc::Sender<Result<v1::ImageVerification, Status>>,
+}
+
+impl Verification {
+    async fn run(
+        &self,
+        chosen: Vec<(Namespace, Image)>,
+        repair: bool,
+    ) -> Result<v1::ImageVerification, Status> {
+        let kind = if repair { ProofKind::Repair } else { ProofKind::Verify };
+        let report = self.compare(&chosen, kind, "comparing").await?;
+        let (Some(preseed), true) = (&self.preseed, repair && !report.damaged.is_empty()) else {
+            return Ok(v1::ImageVerification {
+                state: "complete".into(),
+                damaged: unrepaired(report.damaged, repair),
+                ..report
+            });
+        };
+        let is_damaged = |(_, image): &&(Namespace, Image)| {
+            report.damaged.iter().any(|damaged| damaged.name == image.name)
+        };
+        let again: Vec<_> = chosen.iter().filter(is_damaged).cloned().collect();
+        let mut left = Vec::new();
+        // What is damaged does not exist for the next pass, which writes it again. Only then can the unpacked layers be compared, and
+        // those that the comparison discards are unpacked by one more.
+        for _ in 0..2 {
+            preseed.request_pass().await;
+            left = self.compare(&again, kind, "repairing").await?.damaged;
+            if left.is_empty() {
+                break;
+            }
+        }
+        let (mut damaged, states) = (report.damaged, preseed.image_states());
+        for image in &mut damaged {
+            match left.iter().find(|left| left.name == image.name) {
+                None => image.repaired = true,
+                Some(left) => {
+                    let of_bundle = states.iter().find(|state| state.name.as_ref() == Some(&image.name));
+                    let problem = of_bundle.and_then(|state| state.problem.as_deref());
+                    image.reason = match of_bundle {
+                        Some(_) => problem.unwrap_or(&left.reason).to_owned(),
+                        None => without_bundle(&left.reason),
+                    };
+                }
+            }
+        }
+        Ok(v1::ImageVerification { state: "complete".into(), damaged, ..report })
+    }
+
+    async fn compare(
+        &self,
+        images: &[(Namespace, Image)],
+        kind: ProofKind,
+        state: &str,
+    ) -> Result<v1::ImageVerification, Status> {
+        let failed = |error: ImageStoreError| aborted_status(&error);
+        // Without bundles, nothing is recorded.
+        let preseed = self.preseed.clone().unwrap_or_else(|| Preseed::new(PathBuf::new()));
+        let mut proof = ImageProof::new(&self.store, &preseed, images, kind).await.map_err(failed)?;
+        let pace = ReadPace::new(None);
+        let report = |proof: &ImageProof| {
+            // A client that does not keep up misses some.
+            drop(self.reports.try_send(Ok(proof_message(proof, state))));
+        };
+        proof.run(&self.store, &preseed, &pace, report).await.map_err(failed)?;
+        Ok(proof_message(&proof, state))
+    }
+}
+
+fn proof_message(proof: &ImageProof, state: &str) -> v1::ImageVerification {
+    let damaged = |image: &DamagedImage| v1::DamagedImage {
+        name: image.name.clone(),
+        reason: image.reason.clone(),
+        repaired: false,
+    };
+    v1::ImageVerification {
+        state: state.into(),
+        images: proof.image_count() as u64,
+        done_bytes: proof.done_bytes(),
+        total_bytes: proof.total_bytes(),
+        damaged: proof.damaged().iter().map(damaged).collect(),
+    }
+}
+
+/// A repair on a node without bundles has nothing to repair from.
+fn unrepaired(mut damaged: Vec<v1::DamagedImage>, repair: bool) -> Vec<v1::DamagedImage> {
+    for image in damaged.iter_mut().filter(|_| repair) {
+        image.reason = without_bundle(&image.reason);
+    }
+    damaged
+}
+
+fn without_bundle(reason: &str) -> String {
+    format!(
+        "{reason}; no bundle brings the image: import its archive by `nodectl images --import FILE`, or remove it by \
+         `crictl rmi` and let the kubelet pull it"
+    )
 }
 
 pub(crate) async fn import_images(
@@ -93,7 +262,8 @@ pub(crate) async fn import_images(
         name: image.name,
     };
     let left_out = imported.left_out.into_iter().map(wire).collect();
-    Ok(v1::ImagesResponse { left_out, ..images_response(imported.images) })
+    let images = imported.images.into_iter().map(|image| image_message(image, None)).collect();
+    Ok(v1::ImagesResponse { left_out, ..images_response(images) })
 }
 
 fn parse_namespace(text: &str) -> Result<Namespace, Status> {
@@ -118,6 +288,10 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
     };
     let store = ContainerdImages::connect(&images.socket).await;
     let store = store.map_err(|error| aborted_status(&error))?;
+    let store = match &images.preseed {
+        Some(preseed) => preseed.set_up_store(store),
+        None => store,
+    };
     // The disk is known once containerd has started on the open volume. An import checks its free space first.
     match images.root_dir() {
         Some(root) => Ok(store.with_disk(root, images.reserve)),
@@ -125,17 +299,135 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
     }
 }
 
-fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {
-    images.sort_by(|a, b| a.name.cmp(&b.name));
-    let wire = |image: Image| v1::Image {
+fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
+    images.sort_by(|a, b| {
+        (a.name.is_empty(), &a.name, &a.bundle).cmp(&(b.name.is_empty(), &b.name, &b.bundle))
+    });
+    v1::ImagesResponse { images, ..v1::ImagesResponse::default() }
+}
+
+/// Adds the states of a namespace to the images that it lists now, and the images of bundles that it does not list: a
+/// state that is not true any more is taken back.
+fn merge_states(listed: Vec<Image>, states: Vec<ImageState>) -> Vec<v1::Image> {
+    let (mut by_name, mut unread) = (BTreeMap::new(), Vec::new());
+    for state in states {
+        match state.name.clone() {
+            Some(name) => drop(by_name.insert(name, state)),
+            None => unread.push(state),
+        }
+    }
+    let mut images: Vec<_> = listed
+        .into_iter()
+        .map(|image| {
+            let state = by_name.remove(&image.name);
+            image_message(image, state)
+        })
+        .collect();
+    let absent = by_name.into_values().map(|mut state| {
+        if state.stage != ImageStage::Wanted {
+            state.stage = ImageStage::Wanted;
+            state.problem = Some("containerd does not list it any more".into());
+        }
+        (state.target, state.bytes, state.is_unpacked) = (None, None, false);
+        state
+    });
+    for state in absent.chain(unread) {
+        let message = v1::Image { name: state.name.clone().unwrap_or_default(), ..v1::Image::default() };
+        images.push(with_state(message, state));
+    }
+    images
+}
+
+fn image_message(image: Image, state: Option<ImageState>) -> v1::Image {
+    let target = image.target.digest;
+    let message = v1::Image {
         name: image.name,
-        digest: image.target.digest.to_string(),
+        digest: target.to_string(),
         media_type: image.target.media_type,
+        pinned: image.labels.get(PINNED_LABEL).is_some_and(|value| value == "pinned"),
+        state: ImageStage::Listed.as_str().into(),
+        ..v1::Image::default()
     };
-    v1::ImagesResponse { images: images.into_iter().map(wire).collect(), left_out: Vec::new() }
+    match state {
+        None => message,
+        Some(state) if state.target.is_none_or(|wanted| wanted == target) => with_state(message, state),
+        Some(state) => {
+            let problem = "its name points to another image than its bundle's: `nodectl restart root.containerd.preseed` \
+                           brings that back";
+            let (stage, problem) = (ImageStage::Wanted, Some(problem.to_owned()));
+            with_state(message, ImageState { stage, problem, bytes: None, is_unpacked: false, ..state })
+        }
+    }
+}
+
+fn with_state(message: v1::Image, state: ImageState) -> v1::Image {
+    v1::Image {
+        size_bytes: state.bytes,
+        bundle: state.bundle,
+        state: state.stage.as_str().into(),
+        since: Some(state.since.into()),
+        unpacked: state.is_unpacked,
+        problem: state.problem.unwrap_or_default(),
+        ..message
+    }
 }
 
 /// The status of a retryable error of containerd, or of its missing answer. The node itself was reached.
 fn aborted_status(error: &dyn Error) -> Status {
     Status::aborted(error_chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use nodekeel_containerd_svc::{Descriptor, Digest, Labels};
+
+    use super::*;
+
+    fn listed(name: &str, content: &[u8]) -> Image {
+        let target = Descriptor {
+            media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+            digest: Digest::of_content(content),
+            size: 7,
+        };
+        let labels = Labels::from([(PINNED_LABEL.into(), "pinned".into())]);
+        Image { name: name.into(), target, labels }
+    }
+
+    fn answered(name: &str, content: &[u8]) -> ImageState {
+        ImageState {
+            namespace: "k8s.io".parse().expect("a namespace"),
+            name: Some(name.into()),
+            bundle: "a.tar".into(),
+            stage: ImageStage::Answered,
+            since: SystemTime::now(),
+            target: Some(Digest::of_content(content)),
+            bytes: Some(7),
+            is_unpacked: true,
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_not_true_any_more_is_taken_back() {
+        let images = vec![listed("same:1", b"1"), listed("moved:1", b"other"), listed("foreign:1", b"3")];
+        let unread = ImageState { name: None, stage: ImageStage::Wanted, target: None, ..answered("", b"") };
+        let states =
+            vec![answered("same:1", b"1"), answered("moved:1", b"2"), answered("gone:1", b"4"), unread];
+        let merged = images_response(merge_states(images, states)).images;
+        let rows: Vec<_> =
+            merged.iter().map(|image| (&image.name[..], &image.state[..], &image.bundle[..])).collect();
+        let expected = [
+            ("foreign:1", "listed", ""),
+            ("gone:1", "wanted", "a.tar"),
+            ("moved:1", "wanted", "a.tar"),
+            ("same:1", "answered", "a.tar"),
+            ("", "wanted", "a.tar"),
+        ];
+        assert_eq!(rows, expected);
+        assert!(merged[1].digest.is_empty() && !merged[1].problem.is_empty() && !merged[1].unpacked);
+        assert!(merged[2].problem.contains("another image"), "{:?}", merged[2]);
+        assert_eq!((merged[3].size_bytes, merged[3].pinned, &merged[3].problem[..]), (Some(7), true, ""));
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use nodekeel_containerd_svc::{Preseed, RequiredImage};
+use nodekeel_containerd_svc::{ImageStage, ImageState, Preseed, RequiredImage};
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -77,34 +77,59 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     let required = config.required.iter().filter_map(|text| text.parse().ok());
     let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
     let preseed = preseed.with_limits(config.import_limits());
+    // A configuration of the operator has a CRI unless it disables that.
+    let preseed = preseed.with_digest_names(config.cri.is_some() || config.config.is_some());
     let mut registry = Registry::with_prefix(metric_prefix());
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
     let counted = preseed.clone();
     node.health_sources().add(NAME, move |node: &NodeSnapshot| {
         let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
-        let hint = || if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
+        let states = counted.image_states();
+        let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged);
+        let hint = || match damaged {
+            _ if has_failed_bundles => bundles_hint(&images),
+            Some(_) => {
+                "`nodectl images` names all of them; `nodectl images repair` writes them again".to_owned()
+            }
+            None => import_hint(&images),
+        };
         // The required images may be there, and others not.
-        let problem = node.runnable(DN).and_then(|_| counted.problem());
+        let problem =
+            node.runnable(DN).and_then(|_| counted.problem().or_else(|| damaged.map(describe_damaged)));
         let problem = problem.map(|problem| HealthCondition::problem(DN, problem));
         node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
     });
     Some(preseed)
 }
 
-/// Reads at each scrape how many bundles are imported.
+fn describe_damaged(state: &ImageState) -> String {
+    let (name, problem) = (state.name.as_deref().unwrap_or(&state.bundle), state.problem.as_deref());
+    format!("image {name} is damaged: {}", problem.unwrap_or("see `nodectl images`"))
+}
+
+/// Reads at each scrape how many bundles are imported, and the states of their images.
 #[derive(Debug)]
 struct BundleCollector(Preseed);
 
 impl Collector for BundleCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let gauge = |count| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+        let states = self.0.image_states();
+        if !states.is_empty() {
+            let help = "Images of bundles, by state: wanted, damaged, listed, or answered by the CRI";
+            let mut images = encoder.encode_descriptor("images", help, None, MetricType::Gauge)?;
+            for stage in ImageStage::ALL {
+                let count = states.iter().filter(|state| state.stage == stage).count();
+                gauge(count).encode(images.encode_family(&[("state", stage.as_str())])?)?;
+            }
+        }
         // Before the first import, the number of bundles is not known.
         let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
         let help = "Bundles of images, by whether they are imported";
         let mut bundles = encoder.encode_descriptor("image_bundles", help, None, MetricType::Gauge)?;
         for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;
+            gauge(count).encode(bundles.encode_family(&[("state", state)])?)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::middleware::map_response;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _};
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_logtree::{Dn, LogQuery};
 use nodekeel_supervisor::process::ProcessHandle;
@@ -598,6 +598,21 @@ impl Control for ControlService {
             self.record_action(request, |_| ("root", "reset of the node".into()))
         };
         Ok(Response::new(answer_reset(&self.running, request).await?))
+    }
+
+    type VerifyImagesStream = ResponseStream<v1::ImageVerification>;
+
+    async fn verify_images(
+        &self,
+        request: Request<v1::VerifyImagesRequest>,
+    ) -> Result<Response<Self::VerifyImagesStream>, Status> {
+        let request = self.record_action(request, |request| {
+            let act = if request.repair { "repair" } else { "verification" };
+            (CONTAINERD_DN, format!("{act} of images in {}", request.namespace))
+        });
+        let reports = images::verify_images(self.running.extension(), request).await?;
+        let reports = streams::until_stopped(&self.stop, reports);
+        Ok(Response::new(Box::pin(reports.map(Result::flatten))))
     }
 
     async fn import_images(

@@ -1,0 +1,207 @@
+//! Compares the images of a store with their digests, and has what is wrong written again.
+
+use std::collections::BTreeMap;
+
+use super::Preseed;
+use crate::error::{ArchivedImageError, BundleError};
+use crate::image::{Image, ImageLayer};
+use crate::image_walk::{ImageScope, ImageWalk};
+use crate::import::error_chain;
+use crate::store::{ImageStore, ImageStoreError, ReadPace};
+use crate::{Digest, Namespace};
+
+/// A comparison of images with their digests. Each blob is read once, however many images have it.
+///
+/// # Cancel safety
+/// [`run`](Self::run) can be dropped and called again: it goes on with the blob that it was reading.
+#[derive(Debug)]
+pub struct ImageProof {
+    subjects: Vec<ProofSubject>,
+    /// The number of subjects that are done.
+    done: usize,
+    known: BTreeMap<Digest, bool>,
+    sizes: BTreeMap<Digest, u64>,
+    kind: ProofKind,
+    image_count: usize,
+    damaged: Vec<DamagedImage>,
+}
+
+/// The effort of a comparison. In each, damaged content does not exist for the store from then on, so that the next pass over
+/// the bundles writes it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProofKind {
+    /// Compares content, counts the files of unpacked layers, and names what is wrong.
+    Verify,
+    /// The same, and discards unpacked layers that are damaged, or whose layer is, so that they are unpacked again.
+    Discard,
+    /// The same, and unpacks each unpacked layer again to compare all of its files.
+    Repair,
+}
+
+/// An image whose content is damaged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedImage {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The name.
+    pub name: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+#[derive(Debug)]
+struct ProofSubject {
+    namespace: Namespace,
+    name: String,
+    target: Digest,
+    content: BTreeMap<Digest, u64>,
+    layers: Vec<Vec<ImageLayer>>,
+}
+
+impl ImageProof {
+    /// Looks for the content of these images. An image that is none for this node is left out.
+    ///
+    /// # Errors
+    /// [`ImageStoreError`]; a retry can help.
+    pub async fn new(
+        store: &dyn ImageStore,
+        preseed: &Preseed,
+        images: &[(Namespace, Image)],
+        kind: ProofKind,
+    ) -> Result<Self, ImageStoreError> {
+        let mut proof = Self {
+            subjects: Vec::new(),
+            done: 0,
+            known: BTreeMap::new(),
+            sizes: BTreeMap::new(),
+            kind,
+            image_count: 0,
+            damaged: Vec::new(),
+        };
+        for (namespace, image) in images {
+            let scope = ImageScope {
+                store,
+                namespace,
+                platform: &preseed.target_platform,
+                limits: &preseed.import_limits,
+            };
+            let reason = match ImageWalk::new(scope).follow_target(&image.target).await {
+                Ok(content) if content.runnable_images.is_empty() => continue,
+                Ok(content) => {
+                    proof.image_count += 1;
+                    proof.sizes.extend(content.needed.iter().map(|(digest, size)| (*digest, *size)));
+                    proof.subjects.push(ProofSubject {
+                        namespace: namespace.clone(),
+                        name: image.name.clone(),
+                        target: image.target.digest,
+                        content: content.needed.clone(),
+                        layers: content.runnable_images.iter().map(|image| image.layers.clone()).collect(),
+                    });
+                    continue;
+                }
+                Err(BundleError::Store(error)) => return Err(error),
+                Err(BundleError::Image(ArchivedImageError::MissingContent { what, .. })) => {
+                    format!("its content {what} is missing or damaged")
+                }
+                Err(BundleError::Image(error)) => error_chain(&error),
+                Err(_) => continue,
+            };
+            proof.image_count += 1;
+            proof.add_damage(namespace.clone(), image.name.clone(), reason);
+        }
+        Ok(proof)
+    }
+
+    /// Reads the content at a pace, until all of it was read, and reports after each image. Damaged content does not exist for
+    /// the store from then on, and the states of its images are those of damaged ones.
+    ///
+    /// # Errors
+    /// [`ImageStoreError`]; a retry can help.
+    pub async fn run(
+        &mut self,
+        store: &dyn ImageStore,
+        preseed: &Preseed,
+        pace: &ReadPace,
+        mut report: impl FnMut(&Self) + Send,
+    ) -> Result<(), ImageStoreError> {
+        report(self);
+        // Those whose documents could not be read were found before.
+        preseed.record_damage(&self.damaged);
+        while let Some(subject) = self.subjects.get(self.done) {
+            let mut damaged = None;
+            for (digest, size) in &subject.content {
+                let is_intact = match self.known.get(digest) {
+                    Some(known) => *known,
+                    None => {
+                        let is_intact = store.verify_content(&subject.namespace, digest, *size, pace).await?;
+                        *self.known.entry(*digest).or_insert(is_intact)
+                    }
+                };
+                if !is_intact {
+                    damaged.get_or_insert(*digest);
+                }
+            }
+            let mut reason = damaged.map(|digest| format!("its content {digest} is missing or damaged"));
+            for layers in &subject.layers {
+                // What was unpacked from a layer whose file is damaged now may be damaged as well.
+                let from = layers.iter().position(|layer| self.known.get(&layer.blob.digest) == Some(&false));
+                let thorough = self.kind == ProofKind::Repair;
+                let from = match from {
+                    Some(from) => Some(from),
+                    None => store.find_damaged_layer(&subject.namespace, layers, thorough).await?,
+                };
+                let Some(from) = from else { continue };
+                let layer = layers[from].blob.digest;
+                let reason =
+                    reason.get_or_insert_with(|| format!("files of its unpacked layer {layer} are damaged"));
+                if self.kind != ProofKind::Verify
+                    && !store.discard_unpacked(&subject.namespace, layers, from).await?
+                {
+                    *reason += &format!(
+                        "; its unpacked layer {layer} is in use: `nodectl images repair {}` compares it; if it is damaged, \
+                         delete the pods that use it first",
+                        subject.name
+                    );
+                    preseed.record_in_use(&subject.namespace, subject.target, reason);
+                }
+            }
+            if reason.is_none() {
+                preseed.record_intact(&subject.namespace, subject.target);
+            }
+            let (namespace, name) = (subject.namespace.clone(), subject.name.clone());
+            self.done += 1;
+            if let Some(reason) = reason {
+                self.add_damage(namespace, name, reason);
+            }
+            preseed.record_damage(&self.damaged);
+            report(self);
+        }
+        Ok(())
+    }
+
+    fn add_damage(&mut self, namespace: Namespace, name: String, reason: String) {
+        tracing::warn!("image {name} in {namespace} is damaged: {reason}");
+        self.damaged.push(DamagedImage { namespace, name, reason });
+    }
+
+    /// The damaged images so far.
+    pub fn damaged(&self) -> &[DamagedImage] {
+        &self.damaged
+    }
+
+    /// The number of images.
+    pub fn image_count(&self) -> usize {
+        self.image_count
+    }
+
+    /// The bytes of all content.
+    pub fn total_bytes(&self) -> u64 {
+        self.sizes.values().sum()
+    }
+
+    /// The bytes of the content that was read.
+    pub fn done_bytes(&self) -> u64 {
+        self.known.keys().filter_map(|digest| self.sizes.get(digest)).sum()
+    }
+}

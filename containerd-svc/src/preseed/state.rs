@@ -1,0 +1,244 @@
+//! The states of the images that bundles bring.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+use super::{BundleOutcome, DamagedImage};
+use crate::error::LeftOutImage;
+use crate::import::error_chain;
+use crate::plan::{Bundle, WantedBundles};
+use crate::{Digest, Namespace};
+
+/// How far an image of a bundle has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ImageStage {
+    /// It is to be imported, or could not be.
+    Wanted,
+    /// Content of it is missing or has other bytes, and is to be written again.
+    Damaged,
+    /// containerd lists it, and has all content that this node needs of it.
+    Listed,
+    /// The CRI knows its name, too.
+    Answered,
+}
+
+impl ImageStage {
+    /// All stages, in their order.
+    pub const ALL: [Self; 4] = [Self::Wanted, Self::Damaged, Self::Listed, Self::Answered];
+
+    /// The stage in one word: `wanted`, `damaged`, `listed` or `answered`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Wanted => "wanted",
+            Self::Damaged => "damaged",
+            Self::Listed => "listed",
+            Self::Answered => "answered",
+        }
+    }
+}
+
+/// The state of an image of a bundle, as the last pass has found it, or a later event or comparison.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageState {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The name; `None` stands for all images of a bundle that could not be read yet.
+    pub name: Option<String>,
+    /// The file name of its bundle.
+    pub bundle: String,
+    /// How far it has come.
+    pub stage: ImageStage,
+    /// The time since which it is there.
+    pub since: SystemTime,
+    /// The digest of its manifest, or of the index of manifests; `None` if it is not imported.
+    pub target: Option<Digest>,
+    /// The bytes of all content that this node needs of it, as it is stored; `None` if it is not imported.
+    pub bytes: Option<u64>,
+    /// True if its layers are unpacked, so that its first container starts without that delay.
+    pub is_unpacked: bool,
+    /// The reason why it has not come further; `None` if nothing is wrong.
+    pub problem: Option<String>,
+}
+
+/// An image of a bundle that is complete in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StoredImage {
+    pub(super) name: String,
+    pub(super) target: Digest,
+    pub(super) bytes: u64,
+    pub(super) is_unpacked: bool,
+}
+
+/// The states of all images, by bundle.
+#[derive(Debug, Default)]
+pub(super) struct ImageStates {
+    by_bundle: BTreeMap<(Namespace, String), Vec<ImageState>>,
+    /// The targets whose damaged unpacked layers could not be discarded, with the reason.
+    in_use: BTreeMap<(Namespace, Digest), String>,
+}
+
+impl ImageStates {
+    /// Forgets the bundles that are gone, and adds those that are new. Where nothing is known, nothing is changed.
+    pub(super) fn begin_pass(&mut self, wanted: &WantedBundles) {
+        let keys = wanted.bundles.iter().map(|bundle| (bundle.namespace.clone(), bundle.file.clone()));
+        let known: BTreeSet<_> = keys.collect();
+        let is_unreadable = |namespace: &Namespace, file: Option<&String>| {
+            wanted.unreadable.contains(&(namespace.clone(), file.cloned()))
+        };
+        self.by_bundle.retain(|key, _| {
+            known.contains(key)
+                || !wanted.listed.contains(&key.0)
+                || is_unreadable(&key.0, Some(&key.1))
+                || is_unreadable(&key.0, None)
+        });
+        for key in known {
+            let new = || vec![new_state(&key, None, None)];
+            self.by_bundle.entry(key.clone()).or_insert_with(new);
+        }
+        for (namespace, file) in &wanted.unreadable {
+            let Some(file) = file else { continue };
+            let key = (namespace.clone(), file.clone());
+            let rows = self.by_bundle.entry(key.clone()).or_insert_with(|| vec![new_state(&key, None, None)]);
+            let problem = "its bundle can't be read: `nodectl logs root.containerd.preseed`";
+            rows.iter_mut().for_each(|row| row.problem = Some(problem.to_owned()));
+        }
+    }
+
+    /// Records what has become of a bundle.
+    pub(super) fn record_outcome(
+        &mut self,
+        bundle: &Bundle,
+        outcome: &BundleOutcome,
+        stored: &[StoredImage],
+    ) {
+        let key = (bundle.namespace.clone(), bundle.file.clone());
+        let mut rows: Vec<_> = match outcome {
+            BundleOutcome::Imported { left_out, .. } | BundleOutcome::Unchanged { left_out, .. } => {
+                let faults = left_out.iter().filter(|image| !image.is_foreign());
+                let fault = |image: &LeftOutImage| {
+                    new_state(&key, Some(image.name.clone()), Some(error_chain(&image.reason)))
+                };
+                stored.iter().map(|image| listed_state(&key, image)).chain(faults.map(fault)).collect()
+            }
+            BundleOutcome::KnownInvalid { reason, .. } | BundleOutcome::Delayed { reason, .. } => {
+                vec![new_state(&key, None, Some(reason.clone()))]
+            }
+            BundleOutcome::Failed(error) => vec![new_state(&key, None, Some(error_chain(error)))],
+        };
+        for row in rows.iter_mut().filter(|row| row.stage == ImageStage::Listed) {
+            let in_use = row.target.and_then(|target| self.in_use.get(&(key.0.clone(), target)));
+            if let Some(reason) = in_use {
+                (row.stage, row.problem) = (ImageStage::Damaged, Some(reason.clone()));
+            }
+        }
+        let before = self.by_bundle.remove(&key).unwrap_or_default();
+        for row in &mut rows {
+            let known = before.iter().find(|known| known.name == row.name && known.target == row.target);
+            // What the CRI has answered for holds until it is asked again.
+            if let Some(known) = known
+                && (known.stage == row.stage
+                    || (known.stage, row.stage) == (ImageStage::Answered, ImageStage::Listed))
+            {
+                (row.stage, row.since) = (known.stage, known.since);
+            }
+        }
+        self.by_bundle.insert(key, rows);
+    }
+
+    /// Records which of the listed images of a namespace its CRI lists.
+    #[cfg(any(test, feature = "client"))]
+    pub(super) fn record_answers(&mut self, namespace: &Namespace, unlisted: &BTreeSet<String>) {
+        self.change(|row, name| match (row.stage, unlisted.contains(name)) {
+            _ if row.namespace != *namespace => None,
+            (ImageStage::Listed, false) => Some((ImageStage::Answered, None)),
+            (ImageStage::Listed | ImageStage::Answered, true) => {
+                let problem = "the CRI does not list it: `nodectl logs root.containerd` has the reason";
+                Some((ImageStage::Listed, Some(problem.to_owned())))
+            }
+            _ => None,
+        });
+    }
+
+    /// Takes back the states of images that don't exist.
+    #[cfg(any(test, feature = "client"))]
+    pub(super) fn record_missing(&mut self, missing: &[(Namespace, String)]) {
+        let missing: BTreeSet<_> =
+            missing.iter().map(|(namespace, name)| (namespace, name.as_str())).collect();
+        self.change(|row, name| {
+            let problem = || Some("it was deleted, and is to be imported again".to_owned());
+            missing.contains(&(&row.namespace, name)).then(|| (ImageStage::Wanted, problem()))
+        });
+    }
+
+    /// Takes back the states of images whose content is damaged.
+    pub(super) fn record_damage(&mut self, damaged: &[DamagedImage]) {
+        let reason =
+            |image: &'_ DamagedImage| ((image.namespace.clone(), image.name.clone()), image.reason.clone());
+        let reasons: BTreeMap<_, _> = damaged.iter().map(reason).collect();
+        self.change(|row, name| {
+            let reason = reasons.get(&(row.namespace.clone(), name.to_owned()))?;
+            Some((ImageStage::Damaged, Some(reason.clone())))
+        });
+    }
+
+    /// Records the reason why the damaged unpacked layers of a target could not be discarded.
+    pub(super) fn record_in_use(&mut self, namespace: &Namespace, target: Digest, reason: &str) {
+        self.in_use.insert((namespace.clone(), target), reason.to_owned());
+    }
+
+    /// Records that nothing is wrong with a target.
+    pub(super) fn record_intact(&mut self, namespace: &Namespace, target: Digest) {
+        self.in_use.remove(&(namespace.clone(), target));
+        self.change(|row, _| {
+            let is_taken_back =
+                row.stage == ImageStage::Damaged && row.namespace == *namespace && row.target == Some(target);
+            is_taken_back.then_some((ImageStage::Listed, None))
+        });
+    }
+
+    /// Sets the stage and the problem of each image with a name for which there is a new one.
+    fn change(&mut self, mut change: impl FnMut(&ImageState, &str) -> Option<(ImageStage, Option<String>)>) {
+        for row in self.by_bundle.values_mut().flatten() {
+            let Some((stage, problem)) = row.name.as_deref().and_then(|name| change(row, name)) else {
+                continue;
+            };
+            if row.stage != stage {
+                row.since = SystemTime::now();
+            }
+            (row.stage, row.problem) = (stage, problem);
+        }
+    }
+
+    pub(super) fn list(&self) -> Vec<ImageState> {
+        self.by_bundle.values().flatten().cloned().collect()
+    }
+}
+
+fn new_state(
+    (namespace, file): &(Namespace, String),
+    name: Option<String>,
+    problem: Option<String>,
+) -> ImageState {
+    ImageState {
+        namespace: namespace.clone(),
+        name,
+        bundle: file.clone(),
+        stage: ImageStage::Wanted,
+        since: SystemTime::now(),
+        target: None,
+        bytes: None,
+        is_unpacked: false,
+        problem,
+    }
+}
+
+fn listed_state(key: &(Namespace, String), image: &StoredImage) -> ImageState {
+    ImageState {
+        stage: ImageStage::Listed,
+        target: Some(image.target),
+        bytes: Some(image.bytes),
+        is_unpacked: image.is_unpacked,
+        ..new_state(key, Some(image.name.clone()), None)
+    }
+}

@@ -1,0 +1,265 @@
+//! Damage of a disk below containerd, whose database knows nothing of it: repaired, or named.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_containerd_svc::{
+    ContainerdImages, DamagedImage, ImageProof, ImageStage, ImageStore as _, Preseed, ProofKind, ReadPace,
+};
+use rstest::rstest;
+
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{Setup, TestDaemon, busybox_layer, namespace, noise_layer};
+
+const BUSYBOX: &str = "localhost/busybox:1";
+const LARGE: &str = "localhost/large:1";
+
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    Deleted,
+    Truncated,
+    Emptied,
+    Flipped,
+    SnapshotEmptied,
+    SnapshotFileZeroed,
+    DatabaseOfYesterday,
+}
+
+const DAMAGES: [Damage; 7] = [
+    Damage::Deleted,
+    Damage::Truncated,
+    Damage::Emptied,
+    Damage::Flipped,
+    Damage::SnapshotEmptied,
+    Damage::SnapshotFileZeroed,
+    Damage::DatabaseOfYesterday,
+];
+
+fn put_images(setup: &Setup) {
+    setup.put_image("busybox.tar", BUSYBOX, &busybox_layer());
+    setup.put_image("large.tar", LARGE, &noise_layer(5_000_000));
+}
+
+fn blobs_of(setup: &Setup) -> PathBuf {
+    setup.layout.root_dir().join("io.containerd.content.v1.content/blobs/sha256")
+}
+
+/// The files below a directory, with their bytes, in order. containerd may be removing others.
+fn read_files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let (mut files, mut pending) = (BTreeMap::new(), vec![directory.to_owned()]);
+    while let Some(path) = pending.pop() {
+        for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => pending.push(entry.path()),
+                _ => drop(fs::read(entry.path()).map(|bytes| files.insert(entry.path(), bytes))),
+            }
+        }
+    }
+    files
+}
+
+fn snapshots_of(setup: &Setup) -> PathBuf {
+    setup.layout.root_dir().join("io.containerd.snapshotter.v1.overlayfs/snapshots")
+}
+
+fn replace_file(path: &Path, content: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+/// Damages one file, chosen by a number.
+fn damage_file(setup: &Setup, damage: Damage, choice: usize) {
+    let is_snapshot = matches!(damage, Damage::SnapshotEmptied | Damage::SnapshotFileZeroed);
+    let files = read_files(&if is_snapshot { snapshots_of(setup) } else { blobs_of(setup) });
+    let (path, content) = files.iter().nth(choice % files.len()).unwrap();
+    let mut changed = content.clone();
+    match damage {
+        Damage::Deleted | Damage::SnapshotEmptied => fs::remove_file(path).unwrap(),
+        Damage::Truncated => replace_file(path, &content[..choice % content.len()]),
+        Damage::Emptied => replace_file(path, b""),
+        Damage::Flipped => {
+            changed[choice % content.len()] ^= 1;
+            replace_file(path, &changed);
+        }
+        Damage::SnapshotFileZeroed => {
+            changed.fill(0);
+            fs::write(path, changed).unwrap();
+        }
+        Damage::DatabaseOfYesterday => {}
+    }
+}
+
+/// Compares all images with their digests; returns those that are damaged.
+async fn prove(store: &ContainerdImages, preseed: &Preseed, kind: ProofKind) -> Vec<DamagedImage> {
+    let images = store.list_images(&namespace()).await.unwrap();
+    let images: Vec<_> = images.into_iter().map(|image| (namespace(), image)).collect();
+    let mut proof = ImageProof::new(store, preseed, &images, kind).await.unwrap();
+    proof.run(store, preseed, &ReadPace::new(None), |_| {}).await.unwrap();
+    proof.damaged().to_vec()
+}
+
+fn stages(preseed: &Preseed) -> Vec<ImageStage> {
+    preseed.image_states().into_iter().map(|state| state.stage).collect()
+}
+
+async fn start(release: Release, scratch: Arc<testbed::ScratchDir>) -> TestDaemon {
+    Setup::in_directory(release, scratch).start().await
+}
+
+/// `NODEKEEL_DAMAGES` random ones; by default one of each kind.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn random_damages_are_repaired_or_named(#[values(Debian, Newest)] release: Release) {
+    let count = std::env::var("NODEKEEL_DAMAGES").map_or(DAMAGES.len(), |count| count.parse().unwrap());
+    let seed = std::env::var("NODEKEEL_SEED").map_or(1, |seed| seed.parse::<u64>().unwrap());
+    let setup = Setup::new(release);
+    let database = setup.layout.root_dir().join("io.containerd.metadata.v1.bolt/meta.db");
+    let yesterday = setup.path("yesterday.db");
+    setup.put_image("busybox.tar", BUSYBOX, &busybox_layer());
+    let mut daemon = setup.start().await;
+    daemon.preseed().with_unpacking(true).run(&daemon.images().await).await.unwrap();
+    let scratch = daemon.stop().await;
+    fs::copy(&database, &yesterday).unwrap();
+    daemon = start(release, scratch).await;
+    put_images(&daemon);
+    for number in 0..count {
+        let preseed = daemon.preseed().with_unpacking(true);
+        let mut store = preseed.set_up_store(daemon.images().await);
+        preseed.run(&store).await.unwrap();
+        let content = read_files(&blobs_of(&daemon));
+        let mut hasher = DefaultHasher::new();
+        (seed, number).hash(&mut hasher);
+        let choice = usize::try_from(hasher.finish() >> 8).unwrap();
+        let damage = DAMAGES[if count <= DAMAGES.len() { number } else { choice % DAMAGES.len() }];
+        let what = format!("{damage:?}, number {number} of seed {seed}");
+        match damage {
+            Damage::DatabaseOfYesterday => {
+                let scratch = daemon.stop().await;
+                fs::copy(&yesterday, &database).unwrap();
+                daemon = start(release, scratch).await;
+                store = preseed.set_up_store(daemon.images().await);
+            }
+            damage => damage_file(&daemon, damage, choice / DAMAGES.len()),
+        }
+        // The next pass repairs what it sees; what it does not see is found by a comparison, and repaired by the pass after it.
+        preseed.run(&store).await.unwrap();
+        let damaged = prove(&store, &preseed, ProofKind::Repair).await;
+        let is_unseen =
+            matches!(damage, Damage::Flipped | Damage::SnapshotEmptied | Damage::SnapshotFileZeroed);
+        assert!(is_unseen || damaged.is_empty(), "{what}: {damaged:?}");
+        assert_eq!(stages(&preseed).contains(&ImageStage::Damaged), !damaged.is_empty(), "{what}");
+        let report = preseed.run(&store).await.unwrap();
+        assert_eq!(report.failures(), <[String; 0]>::default(), "{what}");
+        assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, [], "{what}");
+        assert_eq!(stages(&preseed), [ImageStage::Listed; 2], "{what}");
+        assert!(read_files(&blobs_of(&daemon)) == content, "{what}: the content is as before");
+        assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n", "{what}");
+        assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "{what}: no lease remains");
+    }
+    daemon.stop().await;
+}
+
+/// Waits until a file has this text; `None` stands for no file.
+async fn wait_mark(path: PathBuf, text: Option<String>) {
+    let wait = move || {
+        testbed::wait_until(Duration::from_secs(60), "the mark", || {
+            let found = fs::read_to_string(&path).ok();
+            anyhow::ensure!(found == text, "{found:?} instead of {text:?}");
+            Ok(())
+        })
+    };
+    tokio::task::spawn_blocking(wait).await.unwrap().unwrap();
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn after_a_power_cut_images_are_compared_and_repaired_and_after_an_ordered_stop_they_are_not(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let mut setup = Setup::new(release);
+    put_images(&setup);
+    setup.containerd.preseed = Some(setup.preseed().with_unpacking(true));
+    let (mark, boot) = (setup.layout.data_dir().join("running"), "/proc/sys/kernel/random/boot_id");
+    let boot = fs::read_to_string(boot).unwrap();
+    let mut daemon = setup.start().await;
+    daemon.wait_ready(crate::harness::PRESEED, 1).await;
+    for is_power_cut in [false, true] {
+        wait_mark(mark.clone(), Some(boot.clone())).await;
+        let content = read_files(&blobs_of(&daemon));
+        let scratch = daemon.stop().await;
+        assert!(!mark.exists(), "an ordered stop removes it");
+        let mut setup = Setup::in_directory(release, scratch);
+        let (layer, bytes) = content.iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+        let mut flipped = bytes.clone();
+        flipped[100_000] ^= 1;
+        replace_file(layer, &flipped);
+        damage_file(&setup, Damage::SnapshotEmptied, 0);
+        if is_power_cut {
+            fs::write(&mark, "the boot before\n").unwrap();
+        }
+        let preseed = setup.preseed().with_unpacking(true);
+        setup.containerd.preseed = Some(preseed.clone());
+        daemon = setup.start().await;
+        daemon.wait_ready(crate::harness::PRESEED, 1).await;
+        wait_mark(mark.clone(), Some(boot.clone())).await;
+        let is_repaired = read_files(&blobs_of(&daemon)) == content;
+        assert_eq!(is_repaired, is_power_cut, "{}", daemon.log("root"));
+        if is_power_cut {
+            assert_eq!((stages(&preseed), preseed.problem()), (vec![ImageStage::Listed; 2], None));
+            assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n");
+        } else {
+            // For the next round.
+            replace_file(layer, bytes);
+        }
+    }
+    daemon.stop().await;
+}
+
+/// A snapshot with children can't be removed: the image stays damaged until its containers are gone, and says so.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked_again(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let setup = Setup::new(release);
+    setup.put_image("busybox.tar", BUSYBOX, &busybox_layer());
+    let daemon = setup.start().await;
+    let preseed = daemon.preseed().with_unpacking(true);
+    let store = preseed.set_up_store(daemon.images().await);
+    preseed.run(&store).await.unwrap();
+    let name = crate::harness::unique_name();
+    daemon.ctr(&["containers", "create", BUSYBOX, &name, "/bin/busybox"]);
+    // A layer whose file is damaged, and whose snapshot is not: it is compared once the file is written again.
+    let (layer, bytes) =
+        read_files(&blobs_of(&daemon)).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let mut flipped = bytes.clone();
+    flipped[100_000] ^= 1;
+    replace_file(&layer, &flipped);
+    let found = prove(&store, &preseed, ProofKind::Repair).await;
+    assert!(found[0].reason.contains("is in use"), "{found:?}");
+    preseed.run(&store).await.unwrap();
+    assert_eq!(stages(&preseed), [ImageStage::Damaged]);
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    assert_eq!(stages(&preseed), [ImageStage::Listed]);
+    damage_file(&daemon, Damage::SnapshotFileZeroed, 0);
+    for _ in 0..2 {
+        let found = prove(&store, &preseed, ProofKind::Repair).await;
+        assert!(found[0].reason.contains("is in use"), "{found:?}");
+        preseed.run(&store).await.unwrap();
+        assert_eq!(stages(&preseed), [ImageStage::Damaged]);
+    }
+    daemon.ctr(&["containers", "rm", &name]);
+    prove(&store, &preseed, ProofKind::Repair).await;
+    preseed.run(&store).await.unwrap();
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    assert_eq!(stages(&preseed), [ImageStage::Listed]);
+    assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n");
+    daemon.stop().await;
+}

@@ -1,0 +1,106 @@
+//! The state of each image of the bundles.
+
+use std::fs;
+use std::time::Duration;
+
+use nodekeel_containerd_svc::testing::StoreCall;
+use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, ProofKind, ReadPace};
+
+use crate::bundles::{BundleFixture, k8s_namespace};
+
+/// Bundle, name, stage and whether there is a problem.
+fn list_states(bundles: &BundleFixture) -> Vec<(String, Option<String>, ImageStage, bool)> {
+    let row = |state: ImageState| (state.bundle, state.name, state.stage, state.problem.is_some());
+    bundles.preseed.image_states().into_iter().map(row).collect()
+}
+
+fn listed(bundle: &str, name: &str) -> (String, Option<String>, ImageStage, bool) {
+    (bundle.to_owned(), Some(name.to_owned()), ImageStage::Listed, false)
+}
+
+#[tokio::test]
+async fn a_state_says_what_the_store_has_and_is_taken_back_with_it() {
+    let bundles = BundleFixture::new();
+    assert_eq!(list_states(&bundles), []);
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.put_bundle("c.tar", b"no archive").run_preseed().await;
+    let (a, b) = (listed("a.tar", "localhost/a:1"), listed("b.tar", "localhost/b:1"));
+    let invalid = ("c.tar".to_owned(), None, ImageStage::Wanted, true);
+    assert_eq!(list_states(&bundles), [a.clone(), b.clone(), invalid.clone()]);
+    let first = bundles.preseed.image_states().remove(0);
+    let target = bundles.list_images().await.remove(0).target;
+    assert_eq!(first.target, Some(target.digest));
+    assert!(first.bytes > Some(target.size), "configuration and layer, too: {first:?}");
+    bundles.run_preseed().await;
+    assert_eq!(bundles.preseed.image_states().remove(0), first, "since the same time");
+    // It can't be brought back, and the others are as they were.
+    bundles.store.remove_image(&k8s_namespace(), "localhost/a:1");
+    bundles.store.fail_call(StoreCall::PutImage, 0);
+    bundles.run_preseed().await;
+    let gone = ("a.tar".to_owned(), None, ImageStage::Wanted, true);
+    assert_eq!(list_states(&bundles), [gone, b.clone(), invalid]);
+    fs::remove_file(bundles.path("c.tar")).unwrap();
+    bundles.run_preseed().await;
+    assert_eq!(list_states(&bundles), [a, b]);
+}
+
+#[tokio::test]
+async fn damaged_content_is_found_by_a_comparison_and_written_again_by_the_next_pass() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.run_preseed().await;
+    let images: Vec<_> =
+        bundles.list_images().await.into_iter().map(|image| (k8s_namespace(), image)).collect();
+    let pace = ReadPace::new(None);
+    for digest in bundles.store.content_digests(&k8s_namespace()) {
+        bundles.store.damage_content(&k8s_namespace(), &digest);
+        let (store, preseed) = (&bundles.store, &bundles.preseed);
+        let mut proof = ImageProof::new(store, preseed, &images, ProofKind::Verify).await.unwrap();
+        proof.run(store, preseed, &pace, |_| {}).await.unwrap();
+        assert_eq!((proof.image_count(), proof.damaged().len()), (2, 1), "{digest}");
+        let damaged = list_states(&bundles);
+        assert_eq!(damaged.iter().filter(|(.., stage, _)| *stage == ImageStage::Damaged).count(), 1);
+        bundles.run_preseed().await;
+        let expected = [listed("a.tar", "localhost/a:1"), listed("b.tar", "localhost/b:1")];
+        assert_eq!(list_states(&bundles), expected, "{digest}");
+        let mut proof = ImageProof::new(store, preseed, &images, ProofKind::Verify).await.unwrap();
+        proof.run(store, preseed, &pace, |_| {}).await.unwrap();
+        assert_eq!((proof.damaged(), proof.done_bytes()), (&[][..], proof.total_bytes()), "{digest}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comparison_reads_at_its_pace() {
+    let (pace, start) = (ReadPace::new(Some(1000)), tokio::time::Instant::now());
+    for _ in 0..3 {
+        pace.spend(500).await;
+    }
+    assert_eq!((pace.bytes(), start.elapsed().as_millis()), (1500, 1500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bundle_that_failed_is_tried_again_by_its_own_pause_and_the_others_are_not_read() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.store.fail_call(StoreCall::PutImage, 0);
+    bundles.run_preseed().await;
+    for (seconds, is_due) in [(0, false), (1, true), (1, false), (1, true)] {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        bundles.store.fail_call(StoreCall::PutImage, 0);
+        let (reads, imports) = (StoreCall::ReadContent, StoreCall::BeginImport);
+        let before = [reads, imports].map(|call| bundles.store.call_count(call));
+        let report = bundles.preseed.run_due(&bundles.store).await.unwrap();
+        let after = [reads, imports].map(|call| bundles.store.call_count(call));
+        assert_eq!((report.bundle_counts().failed, report.retryable_count()), (1, 1));
+        assert_eq!(after[1] - before[1], usize::from(is_due));
+        assert!(is_due || after == before, "nothing is read");
+        let b = listed("b.tar", "localhost/b:1");
+        assert_eq!(list_states(&bundles), [("a.tar".to_owned(), None, ImageStage::Wanted, true), b]);
+    }
+    // A new bundle does not wait, and neither does what is asked for.
+    bundles.put_image("c.tar", "localhost/c:1", b"c");
+    assert_eq!(bundles.preseed.run_due(&bundles.store).await.unwrap().bundle_counts().failed, 1);
+    assert_eq!(list_states(&bundles)[2], listed("c.tar", "localhost/c:1"));
+    assert_eq!(bundles.run_preseed().await.failures(), <[String; 0]>::default());
+    assert_eq!(bundles.preseed.next_due(), None);
+}
