@@ -78,7 +78,7 @@ pub(crate) enum TicketCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
-    /// Name of the node, as in `nodectl cluster members`
+    /// Name in `nodectl cluster members`
     node: String,
 }
 

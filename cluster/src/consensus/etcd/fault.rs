@@ -45,7 +45,7 @@ pub(super) enum EtcdFault {
 impl fmt::Display for EtcdFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const REPLACE: &str =
-            "remove this member from the cluster, reset this node, and join it by another ticket";
+            "`nodectl cluster remove` this node on another one, reset it, and join it by another ticket";
         match self {
             Self::LogBehind => write!(
                 f,

@@ -179,12 +179,16 @@ impl JoinCheck<'_> {
 
 /// etcd closes a connection whose certificate it rejects, without a word.
 pub(super) fn explain_rejection(error: io::Error) -> BoxError {
-    match error.kind() {
-        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            format!("it rejects this node's certificate, which may be revoked ({error})").into()
-        }
-        _ => error.into(),
+    if is_rejection(&error) {
+        format!("it rejects this node's certificate, which may be revoked ({error})").into()
+    } else {
+        error.into()
     }
+}
+
+/// Returns whether the error is as after a rejected certificate, and not that of a host or a process that is down.
+pub(super) fn is_rejection(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
 }
 
 #[cfg(test)]

@@ -109,12 +109,13 @@ impl PeerClient {
         Ok(serde_json::from_slice(&answer)?)
     }
 
-    /// A client of the client port of the member of this name, which connects with its first call.
+    /// A client of the client port of the member of this name, at a URL of the list of members, which connects with its
+    /// first call.
     ///
     /// # Errors
     /// The URL is invalid.
     pub(super) async fn grpc_client(&self, name: &str, url: &str) -> Result<api::Client, BoxError> {
-        let url = url.parse::<PeerUrl>()?;
+        let url = StartNumber::unmarked_url(url).parse::<PeerUrl>()?;
         // The connector speaks TLS, and not tonic: one copy of the key in memory serves all connections, unlike with etcd-client's own options.
         let mut tls = ClientConfig::clone(self.0.config());
         tls.alpn_protocols = vec![b"h2".to_vec()];

@@ -27,18 +27,17 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use nodekeel_localstorage::tree::{EtcdDir, LayoutFile};
 use nodekeel_localstorage::{Dir, Error, FileMode};
-use nodekeel_supervisor::Failure;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use super::backend::{DB_PATH, stored_members};
 use super::files::{self, PreparedFiles};
-use super::join_check::explain_rejection;
+use super::join_check::{explain_rejection, is_rejection};
 use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, PeerClient};
 use super::retry_pause::RetryPause;
 use super::witness::Witness;
-use crate::consensus::{ConsensusError, MemberName, StatusReporter};
+use crate::consensus::{ConsensusError, MemberName, StatusReporter, VoterReach};
 
 /// The longest start record that is read: a name and a number.
 const MAX_RECORD: u64 = 256;
@@ -52,6 +51,11 @@ impl StartNumber {
     /// The URL with this number.
     pub(super) fn mark_url(self, url: &str) -> String {
         format!("{url}{START_PARAMETER}{}", self.0)
+    }
+
+    /// The URL without the number.
+    pub(super) fn unmarked_url(url: &str) -> &str {
+        url.split_once(START_PARAMETER).map_or(url, |(url, _)| url)
     }
 
     /// The number in the URLs of a listed member.
@@ -272,7 +276,7 @@ impl MemberStart<'_> {
                     // All have been asked, so that this is not the first moment of a start.
                     StartDecision::Wait if is_waiting || seen.len() + errors.len() >= others.len() => {
                         is_waiting = true;
-                        reporter.report_waiting(&waiting_reason(voters.len() + 1, &seen, &errors));
+                        reporter.report_waiting(&waiting_reason(voters.len() + 1, &errors));
                     }
                     StartDecision::Wait => {}
                 }
@@ -291,7 +295,15 @@ impl MemberStart<'_> {
     }
 }
 
-type Answer = (String, Result<StartNumber, String>);
+/// The last start of the asking voter that a voter of this name has seen.
+pub(super) type Answer = (String, Result<StartNumber, NoAnswer>);
+
+/// A voter that has not answered.
+pub(super) struct NoAnswer {
+    host: String,
+    /// What it has against this node, if it is not just down.
+    rejection: Option<String>,
+}
 
 /// Asks each of the others until it answers.
 async fn ask_all(
@@ -310,8 +322,9 @@ async fn ask_all(
             loop {
                 let listed = client.list_entries_telling(&name, &url, seen).await;
                 let is_answer = listed.is_ok();
-                let start = listed.map_err(|error| {
-                    format!("{}: {}", url.host(), Failure::new(io::Error::other(explain_rejection(error))))
+                let start = listed.map_err(|error| NoAnswer {
+                    host: url.host().to_owned(),
+                    rejection: is_rejection(&error).then(|| explain_rejection(error).to_string()),
                 });
                 let start = start.map(|listed| {
                     listed.iter().find(|member| member.is_named(this)).map(ListedMember::start)
@@ -331,17 +344,13 @@ async fn ask_all(
     std::future::pending().await
 }
 
-fn waiting_reason(
-    voters: usize,
-    seen: &BTreeMap<String, StartNumber>,
-    errors: &BTreeMap<String, String>,
-) -> String {
-    let silent: Vec<_> = errors.values().cloned().collect();
+fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String {
+    let reach = VoterReach::new(voters, errors.values().map(|voter| voter.host.clone()).collect());
+    let rejected = errors.values().filter_map(|voter| Some((&voter.host, voter.rejection.as_ref()?)));
+    let rejected: String = rejected.map(|(host, reason)| format!("; {host}: {reason}")).collect();
     format!(
-        "waits for a majority: {} of {voters} members reachable ({}); start them; if this node was removed from its \
-         cluster, or the others were: `nodectl reset`, and another ticket",
-        seen.len() + 1,
-        silent.join(", ")
+        "waits for a majority: {reach}{rejected}; start them; if this node was removed from its cluster, or the others \
+         were: `nodectl reset`, and another ticket"
     )
 }
 

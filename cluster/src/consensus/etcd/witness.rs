@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{self, ServerConfig};
 use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, SEEN_HEADER, identity, root_store};
 use super::retry_pause::RetryPause;
-use super::starts::StartNumber;
+use super::starts::{Answer, StartNumber};
 use crate::consensus::ConsensusError;
 use crate::pki::SubjectNames;
 
@@ -66,7 +66,7 @@ impl<'a> Witness<'a> {
     }
 
     /// Answers until it is dropped, and sends what those who ask have seen of this member.
-    pub(super) async fn answer(&self, seen: &mpsc::UnboundedSender<(String, Result<StartNumber, String>)>) {
+    pub(super) async fn answer(&self, seen: &mpsc::UnboundedSender<Answer>) {
         let mut pause = RetryPause::default();
         let listener = loop {
             match TcpListener::bind(self.socket).await {

@@ -26,7 +26,7 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
             let problem = format!("does not answer, and {} of {voters} voters do", voters - silent);
             let name = member.name.as_deref().unwrap_or("NODE");
             let hint = format!(
-                "start its node, or restore the network to it; if it is lost, remove member {name} from the cluster"
+                "start its node, or restore the network to it; if it is lost: `nodectl cluster remove {name}`"
             );
             HealthCondition::warning(format!("voter {}", member_host(member)), problem)
                 .since(Some(since))
@@ -37,7 +37,7 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
         let name = report.member.name.as_deref().unwrap_or("NODE");
         let problem = "has other data than a majority of the voters, and must not be read from";
         HealthCondition::warning(format!("voter {}", member_host(&report.member)), problem).hint(format!(
-            "remove member {name} from the cluster, reset its node, and join it by another ticket"
+            "`nodectl cluster remove {name}`, `nodectl reset` on its node, and join it by another ticket"
         ))
     }));
     let own = report.members.iter().find(|report| report.member.id == this);
@@ -104,7 +104,7 @@ mod tests {
             lines(vec![answers(1), answers(2), silent(3, false), silent(4, true)]),
             [
                 "voter 10.0.0.3 does not answer, and 2 of 3 voters do, since 2026-07-25T17:20:00Z; start its node, or restore the \
-              network to it; if it is lost, remove member n3 from the cluster"
+              network to it; if it is lost: `nodectl cluster remove n3`"
             ]
         );
         assert_eq!(lines(vec![answers(1), answers(2), answers(3)]), [""; 0]);
