@@ -14,6 +14,8 @@ pub enum MemberCondition {
     NoLeader(VoterReach),
     /// The member is a learner. It takes part once it is in sync and promoted.
     Learner,
+    /// The member receives the cluster's data.
+    Receiving(DataTransfer),
     /// The member has not answered its own node.
     Silent,
     /// Its process has exited, and is started again.
@@ -38,6 +40,16 @@ pub enum MemberCondition {
     Undecided,
     /// Alarms of the store, at least one: members that reject writes, or whose data is corrupt.
     Alarms(Vec<StoreAlarm>),
+}
+
+/// A transfer of the cluster's data to a member, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DataTransfer {
+    /// What has arrived.
+    pub received: u64,
+    /// The size of the data, as far as a member has told it.
+    pub total: Option<u64>,
 }
 
 /// The voters of a cluster, and those of them that do not answer.
@@ -81,6 +93,21 @@ impl StoreAlarm {
     }
 }
 
+impl DataTransfer {
+    /// This much of it, of a total that is not known.
+    pub fn new(received: u64) -> DataTransfer {
+        DataTransfer { received, total: None }
+    }
+}
+
+impl fmt::Display for DataTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+        write!(f, "receives the data of the cluster: {}", megabytes(self.received))?;
+        self.total.map_or(Ok(()), |total| write!(f, " of {}", megabytes(total)))
+    }
+}
+
 impl fmt::Display for MemberCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -91,6 +118,7 @@ impl fmt::Display for MemberCondition {
             Self::Learner => {
                 f.write_str("waits for its vote: it is promoted once it is in sync with the leader")
             }
+            Self::Receiving(transfer) => transfer.fmt(f),
             Self::Silent => f.write_str("its etcd does not answer: see its log, or restart it"),
             Self::Restarting { exit } => write!(f, "its etcd is down and is restarted: {exit}"),
             Self::NoProgress => {

@@ -31,7 +31,7 @@ mod status_reporter;
 use std::fmt::Debug;
 
 pub use cluster_access::ClusterAccess;
-pub use condition::{MemberCondition, StoreAlarm, VoterReach};
+pub use condition::{DataTransfer, MemberCondition, StoreAlarm, VoterReach};
 pub use error::{ConsensusError, MembershipError};
 pub use join::JoinRefusal;
 pub use maintenance::{StoreMaintenance, check_defragment, check_disarm};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 use tokio::sync::watch;
 
-use super::{ClusterAccess, JoinRefusal};
+use super::{ClusterAccess, DataTransfer, JoinRefusal};
 
 /// The status of this node's member.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,8 @@ pub enum MemberStatus {
         /// The condition that it waits for.
         reason: Arc<str>,
     },
+    /// Receiving the cluster's data, before it starts to take part. Each such status has more of it than the one before.
+    Receiving(DataTransfer),
     /// Not admitted by its cluster, and exited: nothing was started. The tree may run it again.
     Refused(JoinRefusal),
     /// Taking part.
@@ -56,6 +58,7 @@ impl MemberStatus {
             MemberStatus::Waiting { reason } | MemberStatus::Impaired { reason, .. } => {
                 Some(Arc::clone(reason))
             }
+            MemberStatus::Receiving(transfer) => Some(transfer.to_string().into()),
             MemberStatus::Refused(refusal) => Some(refusal.to_string().into()),
             MemberStatus::Exited { failure: Some(failure) } => {
                 Some(format!("the member failed: {failure}").into())

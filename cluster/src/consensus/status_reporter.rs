@@ -108,7 +108,10 @@ impl StatusReporter<'_> {
             *status = match (status.cluster_access().cloned(), reason) {
                 (Some(access), Some(reason)) => MemberStatus::Impaired { access, reason },
                 (Some(access), None) => MemberStatus::Running(access),
-                (None, Some(reason)) => MemberStatus::Waiting { reason },
+                (None, Some(reason)) => match condition {
+                    Some(MemberCondition::Receiving(transfer)) => MemberStatus::Receiving(*transfer),
+                    _ => MemberStatus::Waiting { reason },
+                },
                 (None, None) => MemberStatus::Starting,
             };
             true

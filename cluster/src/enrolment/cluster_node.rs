@@ -28,7 +28,8 @@ use crate::node::{
 pub struct EnrolmentSettings {
     /// Prefix of nodes' names. Default: [`DEFAULT_NODE_PREFIX`].
     pub node_prefix: String,
-    /// Longest time a run may take until the node is in the cluster, including the wait for an address.
+    /// Longest time a run may take until the node is in the cluster, including the wait for an address; the time in which
+    /// its member receives data of the cluster does not count.
     /// Default: two minutes; etcd starts in less than two seconds, and a DHCP lease may take a minute.
     pub deadline: Duration,
     /// True if the node bootstraps a cluster if it has no ticket, once: see [`BootstrapRecord`]. Default: no, it

@@ -45,6 +45,8 @@ pub(super) struct RunState {
     pub(super) member_address: Option<IpAddr>,
     /// The condition that the current step waits for.
     condition: Option<Arc<str>>,
+    /// When the member has last received more of the cluster's data.
+    last_received: Option<Instant>,
 }
 
 /// Runs the enrolment once.
@@ -273,7 +275,7 @@ impl EnrolmentDriver {
                 biased;
                 input = self.perform_action(action) => input,
                 CanceledError = self.ctx.canceled() => EnrolmentInput::Stop,
-                () = sleep_until_deadline(deadline) => {
+                () = self.wait_stalled(deadline) => {
                     EnrolmentInput::DeadlineExceeded(self.run_state().condition.clone())
                 }
             };
@@ -288,6 +290,25 @@ impl EnrolmentDriver {
         // which would otherwise find the journal in use.
         self.threads.close();
         self.threads.wait().await;
+    }
+
+    /// Returns at the deadline, or when the member has received no data of its cluster for as long: a transfer over a slow
+    /// network would start over.
+    async fn wait_stalled(&self, mut deadline: Option<Instant>) {
+        loop {
+            sleep_until_deadline(deadline).await;
+            let received = self.run_state().last_received;
+            let extended = received.and_then(|at| at.checked_add(self.shared.settings.deadline));
+            if extended <= deadline {
+                return;
+            }
+            deadline = extended;
+        }
+    }
+
+    /// Records that the member has received more of the cluster's data.
+    pub(super) fn record_received(&self) {
+        self.run_state().last_received = Some(Instant::now());
     }
 
     async fn perform_action(&self, action: EnrolmentAction) -> EnrolmentInput {

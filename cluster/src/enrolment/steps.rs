@@ -250,6 +250,10 @@ impl StepRunner<'_> {
                 MemberStatus::Running(access) | MemberStatus::Impaired { access, .. } => return Ok(access),
                 MemberStatus::Refused(refusal) => return Err(StepError::JoinRefused(refusal)),
                 MemberStatus::Waiting { reason } => self.0.set_condition(Some(reason.to_string())),
+                MemberStatus::Receiving(transfer) => {
+                    self.0.record_received();
+                    self.0.set_condition(Some(transfer.to_string()));
+                }
                 // Not a failure of this step: the supervisor restarts the member.
                 MemberStatus::Exited { failure: Some(failure) } => {
                     self.0.set_condition(Some(format!("the member failed: {failure}")));

@@ -25,7 +25,11 @@ pub struct Readiness {
     on_command: Option<Arc<Process>>,
     timeout: Option<Duration>,
     probe_timeout: Option<Duration>,
+    progress: Option<ProgressQuestion>,
 }
+
+/// Asks whether a process has made progress since the question before.
+type ProgressQuestion = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Readiness {
     /// As soon as its program runs. Only for programs that can't report readiness.
@@ -76,6 +80,14 @@ impl Readiness {
         self
     }
 
+    /// Asks, each time the start timeout expires, whether the process has made progress since the time before; if so, it gets
+    /// the timeout again. Default: nothing is asked.
+    #[must_use]
+    pub fn with_progress(mut self, has_progressed: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(has_progressed));
+        self
+    }
+
     /// The timeout of one probe, after which it is dropped and repeated. Default: five seconds; for a
     /// [command](Self::on_command), the start timeout.
     #[must_use]
@@ -100,11 +112,16 @@ impl Readiness {
     ) -> Result<(), NotReady> {
         if self.on_exit {
             // The task has the time that it was given, and can't extend it.
-            let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::MAX), None);
+            let mut start =
+                StartTimeout::new(self.timeout.unwrap_or(Duration::MAX), None, self.progress.clone());
             while start.next_report().await {}
             return Err(start.not_ready("it has not exited".to_owned()));
         }
-        let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::from_secs(60)), reports);
+        let mut start = StartTimeout::new(
+            self.timeout.unwrap_or(Duration::from_secs(60)),
+            reports,
+            self.progress.clone(),
+        );
         if self.on_notify && start.reports.is_some() {
             // An adopted process may have been ready before, which its record remembers.
             while !start.last.ready {
@@ -166,20 +183,32 @@ struct StartTimeout {
     /// `None` without a `NOTIFY_SOCKET`.
     reports: Option<NotifyReports>,
     last: NotifyState,
+    progress: Option<ProgressQuestion>,
 }
 
 impl StartTimeout {
-    fn new(within: Duration, mut reports: Option<NotifyReports>) -> Self {
+    fn new(within: Duration, mut reports: Option<NotifyReports>, progress: Option<ProgressQuestion>) -> Self {
         let last = reports.as_mut().map(NotifyReports::last).unwrap_or_default();
         let started = Instant::now();
         let deadline = PausableDeadline::since(started, within);
-        let mut start = Self { started, within, deadline, reports, last };
+        let mut start = Self { started, within, deadline, reports, last, progress };
         start.extend();
         start
     }
 
-    /// Waits for the next report, which is then the last. False when the timeout expires.
+    /// Waits for the next report, which is then the last, or for an expired timeout that is granted again. False when the
+    /// timeout expires.
     async fn next_report(&mut self) -> bool {
+        let is_reported = self.report_in_time().await;
+        let is_granted =
+            !is_reported && self.progress.as_ref().is_some_and(|has_progressed| has_progressed());
+        if is_granted {
+            self.restart();
+        }
+        is_reported || is_granted
+    }
+
+    async fn report_in_time(&mut self) -> bool {
         let Some(reports) = &mut self.reports else {
             self.deadline.wait().await;
             return false;
@@ -226,6 +255,7 @@ impl fmt::Debug for Readiness {
             .field("on_command", &self.on_command.as_ref().map(|command| command.program_path()))
             .field("timeout", &self.timeout)
             .field("probe_timeout", &self.probe_timeout)
+            .field("progress", &self.progress.is_some())
             .finish()
     }
 }
@@ -289,6 +319,18 @@ mod tests {
             .expect_err("it never becomes ready");
         assert_eq!(late, not_ready(9, "it has not sent READY=1, its status is \"loading\""));
         assert_eq!(started.elapsed().as_secs(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_makes_progress_gets_its_start_timeout_again() {
+        let (started, asked) = (Instant::now(), AtomicU32::new(0));
+        let readiness = Readiness::on_notify()
+            .with_timeout(Duration::from_secs(3))
+            .with_progress(move || asked.fetch_add(1, Ordering::Relaxed) < 4);
+        let (_sender, notify) = watch::channel(NotifyState::default());
+        let late = readiness.wait_ready(Some(reports_of(notify)), &|_| ()).await;
+        assert_eq!(late, Err(not_ready(15, "it has not sent READY=1")));
+        assert_eq!(started.elapsed().as_secs(), 15);
     }
 
     #[tokio::test(start_paused = true)]

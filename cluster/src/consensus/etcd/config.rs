@@ -17,8 +17,8 @@ pub struct EtcdConfig {
     pub client_port: u16,
     /// Additional arguments, appended to the generated ones.
     pub extra_args: Vec<String>,
-    /// Timeout from its start until it has connected to the other members. Default: one minute; then it is
-    /// restarted.
+    /// Timeout from its start until it has connected to the other members, or since it has last received data of the
+    /// cluster. Default: one minute; then it is restarted.
     pub ready_within: Duration,
     /// A file outside of the data volume that counts the member's starts, too: with it, data that was put back alone is
     /// recognised without another member. Default: none.

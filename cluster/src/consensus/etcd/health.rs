@@ -11,15 +11,18 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use etcd_client as api;
 use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Credentials;
-use nodekeel_supervisor::process::Liveness;
+use nodekeel_supervisor::process::{Liveness, Readiness};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::{self, WithoutLeader};
@@ -30,8 +33,8 @@ use super::local_member::LocalMember;
 use super::members::list_entry;
 use super::peer_client::PeerClient;
 use crate::consensus::{
-    ClusterReport, ConsensusError, Member, MemberCondition, MemberFacts, MemberId, MemberReport, Peer,
-    PeerUrl, StatusReporter, StoreAlarm, VoterReach,
+    ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
+    MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
 };
 
 /// The timeout of a status, which comes from the memory of a process.
@@ -69,6 +72,8 @@ struct HealthCheck {
     fault: Option<EtcdFault>,
     /// True if its data differs from that of others, and no majority tells who is wrong.
     is_undecided: bool,
+    /// What a member that has not answered yet has received.
+    transfer: Option<DataTransfer>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -136,6 +141,12 @@ pub(super) struct HealthWatch {
     pause: Duration,
     /// The quota of this member, in bytes.
     quota: u64,
+    /// What earlier runs have left of transfers, in bytes.
+    left_over: u64,
+    /// The most that this run has received, in bytes.
+    received: Arc<AtomicU64>,
+    /// The size of the cluster's data, once a member has told it.
+    total: OnceLock<u64>,
     report: watch::Sender<ClusterReport>,
     /// The result of the last comparison.
     pub(super) comparison: watch::Sender<Comparison>,
@@ -154,6 +165,7 @@ impl HealthWatch {
         let (data, pause) = (member.files.data.path().to_owned(), member.config.progress_period / 2);
         let (this, report) = (member.peer(), watch::Sender::default());
         let quota = quota_bytes(&member.config.extra_args);
+        let left_over = transferred_bytes(&data).await;
         Ok(HealthWatch {
             peers,
             client,
@@ -162,6 +174,9 @@ impl HealthWatch {
             data,
             pause,
             quota,
+            left_over,
+            received: Arc::default(),
+            total: OnceLock::new(),
             report,
             comparison: watch::Sender::default(),
         })
@@ -223,7 +238,10 @@ impl HealthWatch {
             if is_tick {
                 next = Instant::now() + self.pause;
             }
-            let check = self.check(&mut progress, has_served && is_tick, &exits).await;
+            let mut check = self.check(&mut progress, has_served && is_tick, &exits).await;
+            if !has_served && check.status.is_none() {
+                check.transfer = self.read_transfer().await;
+            }
             reporter.report_condition(assess(&check, has_served, &self.data).as_ref());
         }
     }
@@ -245,6 +263,43 @@ impl HealthWatch {
         };
         let liveness = Liveness::probe(probe).with_period(LIVENESS_PERIOD).with_timeout(STATUS_TIMEOUT);
         liveness.with_failure_threshold(MAX_SILENT_PROBES)
+    }
+
+    /// The readiness of the process, which has joined its cluster then. The time does not count in which it receives data.
+    pub(super) fn readiness(&self, within: Duration) -> Readiness {
+        let (received, before) = (Arc::clone(&self.received), AtomicU64::new(0));
+        Readiness::on_notify().with_timeout(within).with_progress(move || {
+            let now = received.load(Ordering::Relaxed);
+            now > before.swap(now, Ordering::Relaxed)
+        })
+    }
+
+    /// What the member has received; `None` before the first byte. A transfer that starts over is no progress until it is
+    /// further than the one before.
+    async fn read_transfer(&self) -> Option<DataTransfer> {
+        let now = transferred_bytes(&self.data).await.saturating_sub(self.left_over);
+        let received = self.received.fetch_max(now, Ordering::Relaxed).max(now);
+        if received == 0 {
+            return None;
+        }
+        if self.total.get().is_none()
+            && let Some(total) = self.ask_total().await
+        {
+            // Only this task sets it.
+            let _ = self.total.set(total);
+        }
+        Some(DataTransfer { received, total: self.total.get().copied() })
+    }
+
+    /// Asks the members of the ticket for the size of their data.
+    async fn ask_total(&self) -> Option<u64> {
+        let asked = self.known_peers.iter().map(async |peer| {
+            let listed = self.peers.list_entries(peer.name.as_str(), &peer.url).await.ok()?;
+            let entry = listed.iter().find(|entry| entry.is_named(peer.name.as_str()))?;
+            let client = self.peers.grpc_client(peer.name.as_str(), entry.client_urls.first()?).await.ok()?;
+            Some(self.read_status(&client).await?.facts.store_bytes)
+        });
+        join_all(asked).await.into_iter().flatten().max()
     }
 
     fn is_undecided(&self) -> bool {
@@ -273,7 +328,7 @@ impl HealthWatch {
         // After an entry that was not committed, one look is enough. In an election, short waits for a disk are normal.
         let waits_in_kernel = exits.waits_in_kernel() && (is_stuck || waited_before);
         let is_undecided = self.is_undecided();
-        HealthCheck { status, voters, is_stuck, waits_in_kernel, exit, fault, is_undecided }
+        HealthCheck { status, voters, is_stuck, waits_in_kernel, exit, fault, is_undecided, transfer: None }
     }
 
     async fn read_status(&self, client: &api::Client) -> Option<EtcdStatus> {
@@ -392,6 +447,23 @@ impl HealthWatch {
     }
 }
 
+/// The bytes of the databases in a data directory that a leader sends, or has sent.
+///
+/// *Source:* `SaveDBFrom` in etcd's `snap/db.go`.
+async fn transferred_bytes(data: &Path) -> u64 {
+    let directory = data.join("member/snap");
+    let sum = move || {
+        let is_database = |name: &OsStr| {
+            name.to_str().is_some_and(|name| name.starts_with("tmp") || name.ends_with(".snap.db"))
+        };
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let found = entries.filter(|entry| is_database(&entry.file_name()));
+        found.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum()
+    };
+    // The disk may stand still.
+    spawn_blocking(sum).await.unwrap_or(0)
+}
+
 /// The quota that these arguments of etcd set.
 fn quota_bytes(args: &[String]) -> u64 {
     let mut args = args.iter().map(|arg| arg.trim_start_matches('-'));
@@ -436,6 +508,9 @@ fn assess(check: &HealthCheck, has_served: bool, data: &Path) -> Option<MemberCo
             () if check.waits_in_kernel => Some(stalled()),
             () => Some(MemberCondition::NoProgress),
         };
+    }
+    if let Some(transfer) = check.transfer {
+        return Some(MemberCondition::Receiving(transfer));
     }
     if let Some(fault) = check.fault.as_ref().filter(|_| !voters.is_empty()) {
         return Some(MemberCondition::Unconnected { reason: fault.to_string() });
@@ -612,7 +687,7 @@ mod tests {
             ..HealthCheck::default()
         };
         let text = assess(&cut_off, true, Path::new("/data")).unwrap().to_string();
-        assert!(text.contains("of another cluster") && text.contains("remove this member"), "{text}");
+        assert!(text.contains("of another cluster") && text.contains("nodectl cluster remove"), "{text}");
         let well = HealthCheck { status: Some(status(true)), ..cut_off };
         assert_eq!(assess(&well, true, Path::new("/data")), None, "another host called it");
     }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use nodekeel_localstorage::tree::EtcdDir;
-use nodekeel_supervisor::process::{Process, Readiness};
+use nodekeel_supervisor::process::Process;
 
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
@@ -42,7 +42,7 @@ impl LocalMember<'_> {
         SocketAddr::new(self.address, self.config.client_port)
     }
 
-    /// etcd as a member. It signals ready when it has joined its cluster, even as a learner.
+    /// etcd as a member.
     ///
     /// The number of this start is in the URL for clients, which etcd publishes in the list of members at each start.
     pub(super) fn member_process(
@@ -59,7 +59,6 @@ impl LocalMember<'_> {
             .arg("--peer-crl-file")
             .arg(list)
             .args(&self.config.extra_args)
-            .ready_when(Readiness::on_notify().with_timeout(self.config.ready_within))
     }
 
     /// etcd with its data, which talks to the holder of this certificate alone, and checks no list of revoked

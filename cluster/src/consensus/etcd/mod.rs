@@ -168,6 +168,7 @@ impl MemberRun<'_> {
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
         let process = self.member.member_process(&prepared.initial_cluster, version, start);
+        let process = process.ready_when(health.readiness(self.member.config.ready_within));
         let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
         let watched = exits.clone();
         // All of these last as long as the run: the first one to end ends it.
