@@ -76,6 +76,19 @@ struct PassCount {
     requested: u64,
     begun: u64,
     ended: u64,
+    /// True while the runnable makes passes.
+    is_running: bool,
+}
+
+/// A runnable that makes passes, until this is dropped.
+#[cfg(feature = "client")]
+pub(crate) struct RunningPasses(Arc<watch::Sender<PassCount>>);
+
+#[cfg(feature = "client")]
+impl Drop for RunningPasses {
+    fn drop(&mut self) {
+        self.0.send_modify(|passes| passes.is_running = false);
+    }
 }
 
 /// The results of earlier passes, which the clones of a [`Preseed`] share.
@@ -432,10 +445,10 @@ impl Preseed {
         self.lock_memory().proof
     }
 
-    /// Makes the runnable of the preseed begin a pass at once, and waits until it has ended. Without a running one, it waits for
-    /// that.
+    /// Makes the runnable of the preseed begin a pass at once, and waits until it has ended; false if the runnable does not run,
+    /// or ends before.
     #[cfg(feature = "client")]
-    pub async fn request_pass(&self) {
+    pub async fn request_pass(&self) -> bool {
         let mut passes = self.passes.subscribe();
         let mut due = 0;
         self.passes.send_modify(|passes| {
@@ -444,7 +457,15 @@ impl Preseed {
             passes.requested = due;
         });
         // The sender is alive as long as this value.
-        drop(passes.wait_for(|passes| passes.ended >= due).await);
+        let ended = passes.wait_for(|passes| passes.ended >= due || !passes.is_running).await;
+        ended.is_ok_and(|passes| passes.ended >= due)
+    }
+
+    /// Records that the runnable makes passes from now on.
+    #[cfg(feature = "client")]
+    pub(crate) fn begin_run(&self) -> RunningPasses {
+        self.passes.send_modify(|passes| passes.is_running = true);
+        RunningPasses(Arc::clone(&self.passes))
     }
 
     /// Waits until a pass is requested that has not begun.

@@ -109,6 +109,7 @@ impl PreseedTask {
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
+        let _running = self.preseed.begin_run();
         loop {
             // Before the pass: a bundle that is replaced while it is read is taken by the next one.
             let watch = self.watch_bundles().await;
@@ -136,7 +137,7 @@ impl PreseedTask {
             self.preseed.end_pass();
             scope = PassScope::All;
             // The pass has repaired what was found, unless it is named.
-            if proof.as_ref().is_some_and(|proof| proof.is_complete) && self.find_damaged().is_none() {
+            if proof.as_ref().is_some_and(PowerCutProof::is_complete) && self.find_damaged().is_none() {
                 let mark = self.mark.clone();
                 spawn_blocking(move || mark.settle()).await??;
                 proof = None;
@@ -153,7 +154,8 @@ impl PreseedTask {
                     continue;
                 }
                 () = self.preseed.wait_request() => continue,
-                () = self.prove_images(&store, &mut proof) => continue,
+                // What no bundle names is not compared: its disk may not be mounted yet.
+                () = self.prove_images(&store, &last.report, &mut proof), if !last.report.is_empty => continue,
             };
             let now = Instant::now();
             let due = limit.next_import(now);
@@ -248,17 +250,25 @@ impl PreseedTask {
 
     /// Compares the images of the bundles with their digests after a power cut, and returns once that is complete; a pass then
     /// repairs what is damaged.
-    async fn prove_images(&self, store: &ContainerdImages, proof: &mut Option<PowerCutProof>) {
-        let Some(proof) = proof.as_mut().filter(|proof| !proof.is_complete) else {
+    async fn prove_images(
+        &self,
+        store: &ContainerdImages,
+        report: &PreseedReport,
+        proof: &mut Option<PowerCutProof>,
+    ) {
+        let Some(proof) = proof.as_mut().filter(|proof| !proof.has_ended) else {
             return std::future::pending().await;
         };
+        if proof.images.is_none() {
+            proof.covers_all = report.failures().is_empty();
+        }
         loop {
             sleep_until_some(Some(proof.next_at.unwrap_or_else(Instant::now))).await;
             let done = self.prove_some_images(store, &mut proof.images).await;
             self.preseed.set_proof_progress(None);
             match done {
                 Ok(()) => {
-                    proof.is_complete = true;
+                    proof.has_ended = true;
                     return;
                 }
                 Err(error) => {
@@ -318,7 +328,15 @@ struct PowerCutProof {
     images: Option<ImageProof>,
     /// The time of the next attempt, after one that has failed.
     next_at: Option<Instant>,
-    is_complete: bool,
+    /// True if all bundles were read when it began. Else the next start compares again.
+    covers_all: bool,
+    has_ended: bool,
+}
+
+impl PowerCutProof {
+    fn is_complete(&self) -> bool {
+        self.has_ended && self.covers_all
+    }
 }
 
 /// The images of bundles that the store lists.

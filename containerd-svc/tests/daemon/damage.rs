@@ -263,3 +263,34 @@ async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked
     assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n");
     daemon.stop().await;
 }
+
+/// A directory whose disk is mounted late is no reason to believe what a power cut has left: its images were not looked at.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn after_a_power_cut_images_are_compared_once_their_bundles_are_there(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let mut setup = Setup::new(release);
+    let mark = setup.layout.data_dir().join("running");
+    setup.put_image("busybox.tar", BUSYBOX, &busybox_layer());
+    setup.containerd.preseed = Some(setup.preseed());
+    let daemon = setup.start().await;
+    daemon.wait_ready(crate::harness::PRESEED, 1).await;
+    let scratch = daemon.stop().await;
+    let mut setup = Setup::in_directory(release, scratch);
+    fs::write(&mark, "the boot before\n").unwrap();
+    let preseed = setup.preseed();
+    let away = setup.path("away");
+    let bundles = preseed.bundle_dir().join(namespace().as_str());
+    fs::rename(&bundles, &away).unwrap();
+    setup.containerd.preseed = Some(preseed.clone());
+    let daemon = setup.start().await;
+    daemon.wait_ready(crate::harness::PRESEED, 1).await;
+    // Ends once a pass over the empty directory has been followed by another one.
+    preseed.request_pass().await;
+    preseed.request_pass().await;
+    assert_eq!(fs::read_to_string(&mark).unwrap(), "the boot before\n", "nothing was compared");
+    fs::rename(&away, &bundles).unwrap();
+    daemon.stop().await;
+}

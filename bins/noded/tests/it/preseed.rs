@@ -42,7 +42,7 @@ fn kubelet_config() -> String {
 
 /// The problem of the import in health, once it has one with this text.
 fn wait_condition(noded: &NodedProcess, text: &str) -> String {
-    wait_problem(noded, PRESEED, text)["problem"].as_str().unwrap().to_owned()
+    wait_problem(noded, "images", text)["problem"].as_str().unwrap().to_owned()
 }
 
 /// The reason of the first failure of a runnable, once it has failed.
@@ -107,6 +107,8 @@ fn a_bundle_that_failed_is_named_in_health_and_neither_holds_nor_restarts_the_se
     // The other services have what there is.
     noded.wait_for_event(PRESEED, 1, "ready");
     noded.wait_for_event("root.service.kubelet", 1, "ready");
+    // Also when they restart while it lasts.
+    noded.ask(&["restart", "--wait", "root.service.kubelet"]);
     let states = noded.ask_json(&["images"]);
     assert_eq!(
         (&states[0]["bundle"], &states[0]["state"]),
@@ -149,7 +151,7 @@ fn a_bundle_that_failed_is_named_in_health_and_neither_holds_nor_restarts_the_se
     assert_eq!(noded.ask_json(&["images", "verify"])["damaged"], serde_json::json!([]));
     wait_healthy(&noded);
     let status = noded.status("root.service.kubelet");
-    assert_eq!((&status["generation"], &status["state"]), (&1.into(), &"ready".into()), "{status}");
+    assert_eq!((&status["generation"], &status["state"]), (&2.into(), &"ready".into()), "{status}");
     noded.stop();
 }
 

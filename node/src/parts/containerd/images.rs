@@ -159,7 +159,12 @@ impl Verification {
         // What is damaged does not exist for the next pass, which writes it again. Only then can the unpacked layers be compared, and
         // those that the comparison discards are unpacked by one more.
         for _ in 0..2 {
-            preseed.request_pass().await;
+            if !preseed.request_pass().await {
+                return Err(Status::aborted(
+                    "images are damaged, and root.containerd.preseed, which writes them again, does not run: see \
+                     `nodectl status root.containerd.preseed`, then repeat this",
+                ));
+            }
             left = self.compare(&again, kind, "repairing").await?.damaged;
             if left.is_empty() {
                 break;

@@ -19,6 +19,8 @@ use crate::program_name::metric_prefix;
 
 /// The DN of the import.
 const DN: &str = "root.containerd.preseed";
+/// The object of problems with bundles and their images.
+const IMAGES: &str = "images";
 /// The name of the import below `root`, in `depends_on`, health and metrics.
 const NAME: &str = "containerd.preseed";
 
@@ -97,7 +99,8 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         // The required images may be there, and others not.
         let problem =
             node.runnable(DN).and_then(|_| counted.problem().or_else(|| damaged.map(describe_damaged)));
-        let problem = problem.map(|problem| HealthCondition::problem(DN, problem));
+        // Not of the runnable, whose readiness a problem would withhold from those who need the required images alone.
+        let problem = problem.map(|problem| HealthCondition::problem(IMAGES, problem));
         node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
     });
     Some(preseed)

@@ -19,7 +19,12 @@ fn a_reset_removes_exactly_the_enrolment_and_can_be_interrupted_and_repeated() {
     for line in ["data/cluster: ", "esp/enrolment.pb: the ticket", "esp/0a1b.1.key: a key of a volume"] {
         assert!(plan.stdout.contains(line), "{line}: {plan:#?}");
     }
-    assert!(plan.stdout.contains("its membership stays in its cluster: remove it on another member, by nodectl cluster remove NODE"), "{plan:#?}");
+    assert!(
+        plan.stdout.contains(
+            "its membership stays in its cluster: remove it on another member, by nodectl cluster remove NODE"
+        ),
+        "{plan:#?}"
+    );
     cluster_identity(&joined);
 
     // An interruption after the first step: the node is no new one, and the reset is repeated.

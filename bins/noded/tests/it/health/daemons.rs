@@ -125,7 +125,7 @@ fn a_broken_bundle_is_a_problem_that_names_it_and_what_to_do() {
         socket
     );
     let noded = NodedProcess::start(&config);
-    let found = wait_problem(&noded, "root.containerd.preseed", "1 of 1 bundles are not imported: ");
+    let found = wait_problem(&noded, "images", "1 of 1 bundles are not imported: ");
     assert!(found["problem"].as_str().unwrap().contains("bad.tar"), "{found}");
     assert_eq!(found["part"], "containerd");
     let hint = format!("repair or delete the named bundles in {}", images.path().display());
