@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::agenda::ActionOutcome;
-use super::facts::{ClaimKey, ClusterObjects, PendingClaim, PodKey, VolumeFacts, node_identity};
+use super::facts::{ClaimKey, ClusterObjects, PendingClaim, PodKey, VolumeFacts, volume_identity};
 use super::lease::SLOW_ANSWER;
 use super::metrics::AgentMetrics;
 use super::plan::{ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room};
@@ -292,7 +292,7 @@ impl AgentApplier {
             return Ok(ActionOutcome::Done);
         };
         // Decide again on the live object, as the provisioner of the deleted node would.
-        let VolumeAction::Delete(id) = plan_volume(&node_identity(&self.driver, node), &live) else {
+        let VolumeAction::Delete(id) = plan_volume(&volume_identity(&self.driver, node, &live), &live) else {
             return Ok(ActionOutcome::Retry);
         };
         // A node that comes back would find its data without an object: any sign of life stops the removal.

@@ -16,8 +16,8 @@ use crate::identity::{
     BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
 };
 use crate::node::taint_against_volumes;
-use crate::objects::{class_name, is_on_node, nonempty_annotation};
-use crate::{DriverName, NodeName};
+use crate::objects::{class_name, is_on_node, nonempty_annotation, store_name};
+use crate::{DriverName, NodeName, StoreName};
 
 /// The taints of a node whose kubelet does not report, or is not ready. *Source:* Kubernetes, "well-known
 /// labels, annotations and taints".
@@ -194,7 +194,7 @@ impl VolumeFacts {
         let spec = volume.spec.as_ref()?;
         let required = spec.node_affinity.as_ref()?.required.as_ref()?;
         let (key, node) = named_node(driver, required.node_selector_terms.first()?)?;
-        let identity = node_identity(driver, &node);
+        let identity = volume_identity(driver, &node, volume);
         if !is_on_node(&identity, volume) {
             return None;
         }
@@ -222,6 +222,16 @@ pub(super) fn node_identity(driver: &DriverName, node: &NodeName) -> Provisioner
         finalizer: Some(FINALIZER.to_owned()),
         store: None,
     }
+}
+
+/// The identity of the provisioner that a volume is the concern of: that of its own store.
+pub(super) fn volume_identity(
+    driver: &DriverName,
+    node: &NodeName,
+    volume: &PersistentVolume,
+) -> ProvisionerIdentity {
+    let store = store_name(volume).and_then(|name| StoreName::try_new(name).ok());
+    ProvisionerIdentity { store, ..node_identity(driver, node) }
 }
 
 /// The label and the single node that a term selects.

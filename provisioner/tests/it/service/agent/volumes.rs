@@ -182,3 +182,20 @@ async fn an_agent_killed_at_any_step_is_completed_by_the_next_one() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn released_volumes_of_a_named_store_of_a_deleted_node_are_removed_too() {
+    let api = cluster_api();
+    let mut named = serde_json::to_value(volume_of_gone_node(1, "Released", "Delete")).expect("JSON");
+    named["spec"]["csi"]["volumeAttributes"] = json!({ "storeName": "fast" });
+    api.create_object(ObjectKind::Volume, named);
+    api.create_object(ObjectKind::Volume, volume_of_gone_node(2, "Released", "Delete"));
+    let mut config = test_config("agent-1");
+    config.remove_after = Some(Duration::from_secs(600));
+    let mut agent = TestAgent::start_with(api.client(), config, None);
+    agent.wait_leading().await;
+    advance_time(7200).await;
+    assert!(api.get_object(ObjectKind::Volume, &volume_name(2)).is_none());
+    assert!(api.get_object(ObjectKind::Volume, &volume_name(1)).is_none(), "its node is gone, too");
+    agent.stop().await;
+}
