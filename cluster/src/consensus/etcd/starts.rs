@@ -345,7 +345,9 @@ async fn ask_all(
 }
 
 fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String {
-    let reach = VoterReach::new(voters, errors.values().map(|voter| voter.host.clone()).collect());
+    let mut silent: Vec<_> = errors.values().map(|voter| voter.host.clone()).collect();
+    silent.sort();
+    let reach = VoterReach::new(voters, silent);
     let rejected = errors.values().filter_map(|voter| Some((&voter.host, voter.rejection.as_ref()?)));
     let rejected: String = rejected.map(|(host, reason)| format!("; {host}: {reason}")).collect();
     format!(
