@@ -176,8 +176,10 @@ const SOAKS: &[Soak] = &[
         Tests("nodekeel-localstorage it owner::a_link_that_flips_at_a_random"),
         "NODEKEEL_LINK_FLIPS=all",
     ),
-    // Creation, rotation and confirmation of an encrypted volume, killed at each system call.
+    // Creation, rotation and confirmation of an encrypted volume, killed at each system call, and re-encryption at each
+    // write of cryptsetup.
     ("luks-kills", Tests("nodekeel-localstorage it luks::kills::"), "NODEKEEL_LUKS_KILLS=all"),
+    ("luks-kills", Tests("nodekeel-localstorage it luks::reencryption::"), "NODEKEEL_LUKS_KILLS=all"),
     // Every system call of the code that writes a node's files, on each file system that a node has, and the
     // whole count of kills of mkfs.xfs.
     ("storage-kills", GuestTests("nodekeel-localstorage it "), "NODEKEEL_KILLS=all"),

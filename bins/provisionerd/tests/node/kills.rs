@@ -22,7 +22,7 @@ use crate::cluster::{
 /// seconds on an emulated node.
 const ROUNDS_VARIABLE: &str = "NODEKEEL_NODE_VOLUME_KILLS";
 /// One of so many moments is in the sample.
-const SAMPLE: usize = 10;
+const SAMPLE: usize = 16;
 
 /// The steps of a directory with a pod.
 const STEPS: [&str; 23] = [

@@ -14,9 +14,16 @@ use nodekeel_localstorage::volume::{
 
 use super::{HEADER_BYTES, LuksFixture, MIB, slots_of};
 
-/// Kills at every system call if it is `all`, else at one of [`STEP`], from one that `NODEKEEL_SEED` chooses.
+/// Kills at every call if it is `all`, else at a sample from one that `NODEKEEL_SEED` chooses.
 const KILLS_VARIABLE: &str = "NODEKEEL_LUKS_KILLS";
-const STEP: usize = 32;
+
+/// The numbers of the calls at which to kill, without end: of so many, one is in the sample.
+pub(super) fn choose_calls(one_of: usize) -> impl Iterator<Item = usize> {
+    let kills_at_each = std::env::var(KILLS_VARIABLE).is_ok_and(|count| count == "all");
+    let seed = std::env::var("NODEKEEL_SEED").map_or(0, |seed| seed.parse().unwrap());
+    let (first, step) = if kills_at_each { (1, 1) } else { (1 + seed % one_of, one_of) };
+    (first..).step_by(step)
+}
 
 /// The call of cryptsetup at which a process is killed, counted from 1, and whether it is executed first.
 #[derive(Clone, Copy, Debug)]
@@ -96,10 +103,7 @@ pub(super) fn for_each_kill(
         calls = moment.number;
     }
     assert!(calls >= 3, "the work takes {calls} calls of cryptsetup");
-    let kills_at_each = std::env::var(KILLS_VARIABLE).is_ok_and(|count| count == "all");
-    let seed = std::env::var("NODEKEEL_SEED").map_or(0, |seed| seed.parse().unwrap());
-    let (first, step) = if kills_at_each { (1, 1) } else { (1 + seed % STEP, STEP) };
-    for number in (first..).step_by(step) {
+    for number in choose_calls(32) {
         let fixture = prepare();
         let mut count = 0;
         let fail = move |_call: &'static str| {
