@@ -237,7 +237,7 @@ impl DirStore {
     /// # Errors
     /// [`DirStoreError::Directory`], [`DirStoreError::Quota`]: volumes can't be created there.
     pub fn probe_directory(base: &Dir, quota: &dyn QuotaSetter) -> Result<(), DirStoreError> {
-        match probe::probe_directory(base, quota) {
+        match probe::probe_directory(base, quota).map(drop) {
             Err(error) if error.is_full() => Ok(()),
             probed => probed,
         }

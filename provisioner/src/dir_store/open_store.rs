@@ -2,10 +2,10 @@
 
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use nodekeel_fsquota::{Bytes, QuotaLimits, QuotaSetter};
+use nodekeel_fsquota::{Bytes, ProjectId, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, FileOperation};
 use tokio::sync::mpsc::{self, Receiver};
 
@@ -65,6 +65,8 @@ pub(super) struct OpenStore {
     mode: FileMode,
     /// The directory is being closed: copies in progress, and those that wait for them, end before their next file.
     pub(super) is_closing: AtomicBool,
+    /// Projects of probes that the kernel has not released yet.
+    probe_leftovers: Mutex<Vec<ProjectId>>,
     /// Keeps other stores out, until the last action in progress is complete. `None` for a look at a store that another
     /// process serves.
     _lock: Option<DirLock>,
@@ -157,6 +159,7 @@ impl OpenStore {
             copies,
             mode: options.mode,
             is_closing: AtomicBool::new(false),
+            probe_leftovers: Mutex::default(),
             _lock: lock,
             _is_open: is_open,
         };
@@ -187,7 +190,12 @@ impl OpenStore {
     /// Does once what a new volume needs.
     pub(super) fn probe(&self) -> Result<(), DirStoreError> {
         self.location.require_identity()?;
-        probe_directory(&self.staging.dir, &*self.parts.limits.quota)
+        let quota = &*self.parts.limits.quota;
+        let mut leftovers = self.probe_leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        // What still fails is tried at the next probe; a project occupies only its number.
+        leftovers.retain(|project| quota.release_project(*project).is_err());
+        leftovers.extend(probe_directory(&self.staging.dir, quota)?);
+        Ok(())
     }
 
     /// Removes the directories that opening has created where there is no store, as in a mount point without its disk.

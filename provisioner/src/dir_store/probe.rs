@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use nodekeel_fsquota::{Bytes, Error as QuotaError, Inodes, QuotaLimits, QuotaSetter};
+use nodekeel_fsquota::{Bytes, Error as QuotaError, Inodes, ProjectId, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::{Dir, FileMode};
 
 use crate::dir_store::error::{DirStoreError, quota_error};
@@ -15,30 +15,39 @@ pub(super) const PROBE_DIR: &str = ".probe";
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(64 << 10)), inodes: Some(Inodes(16)) };
 
 /// Creates a directory with a limit, sees that the limit binds, and removes the directory, also after a failure. What a
-/// killed probe has left is removed first.
-pub(super) fn probe_directory(parent: &Dir, quota: &dyn QuotaSetter) -> Result<(), DirStoreError> {
+/// killed probe has left is removed first. Returns the project that is to be released later, if it is in use: a process
+/// that was forked during the probe has its file until it executes its program.
+pub(super) fn probe_directory(
+    parent: &Dir,
+    quota: &dyn QuotaSetter,
+) -> Result<Option<ProjectId>, DirStoreError> {
     remove_leftover(parent, quota)?;
     let dir = parent.ensure_dir(PROBE_DIR, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory)?;
     let limited = quota.set_limits(dir.as_fd(), LIMITS.into());
     let probed = limited.and_then(|_| quota.verify_limit(dir.as_fd()));
-    let cleared = quota.clear_limits(dir.as_fd());
-    let removed = parent.remove_empty_dir(PROBE_DIR).map_err(DirStoreError::Directory);
+    drop(dir);
+    let removed = remove_leftover(parent, quota);
     // The first failure is the one that a volume would have met.
-    probed.and(cleared).map_err(|source| quota_error(&dir, source))?;
-    removed.map(drop)
+    probed.map_err(|source| DirStoreError::Quota { path: parent.path().join(PROBE_DIR), source })?;
+    removed
 }
 
-/// Removes the directory of a killed probe, with all that is in it.
-pub(super) fn remove_leftover(parent: &Dir, quota: &dyn QuotaSetter) -> Result<(), DirStoreError> {
-    let Some(dir) = find_dir(parent, PROBE_DIR)? else { return Ok(()) };
-    let failed = |source| quota_error(&dir, source);
+/// Removes the directory of a probe, with all that is in it. Returns its project, if it is still in use.
+pub(super) fn remove_leftover(
+    parent: &Dir,
+    quota: &dyn QuotaSetter,
+) -> Result<Option<ProjectId>, DirStoreError> {
+    let Some(dir) = find_dir(parent, PROBE_DIR)? else { return Ok(None) };
     // Before it is removed: nothing else has a record of its project.
-    let project = quota.find_project(dir.as_fd()).map_err(failed)?;
+    let project = quota.find_project(dir.as_fd()).map_err(|source| quota_error(&dir, source))?;
     parent.remove_tree(PROBE_DIR).map_err(DirStoreError::Directory)?;
+    let path = dir.path().to_owned();
+    // The kernel counts a removed directory while it is open.
+    drop(dir);
     match project.map_or(Ok(()), |project| quota.release_project(project)) {
-        // The next start releases what the kernel still counts.
-        Ok(()) | Err(QuotaError::ProjectInUse { .. }) => Ok(()),
-        Err(error) => Err(failed(error)),
+        Ok(()) => Ok(None),
+        Err(QuotaError::ProjectInUse { project }) => Ok(Some(project)),
+        Err(source) => Err(DirStoreError::Quota { path, source }),
     }
 }
 
