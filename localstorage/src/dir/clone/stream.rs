@@ -81,8 +81,8 @@ impl Dir {
             let from = io::BufReader::with_capacity(CHUNK_BYTES, from);
             let mut receiver = Receiver {
                 top: self.as_fd(),
-                // Each has its own descriptor: `..` of a directory is not asked for.
-                dirs: vec![syscalls::open_beneath(self, Path::new("."), OPEN_DIR_FLAGS)?],
+                dir: syscalls::open_beneath(self, Path::new("."), OPEN_DIR_FLAGS)?,
+                depth: 0,
                 from: Hashing { inner: from, hash: Sha256::new() },
                 summary: CloneSummary::default(),
             };
@@ -356,8 +356,9 @@ impl<W: Write> Sender<W> {
 struct Receiver<'a, R> {
     /// The tree.
     top: BorrowedFd<'a>,
-    /// The directories from the top down to the one that is being filled.
-    dirs: Vec<OwnedFd>,
+    /// The directory that is being filled, and its depth below the top.
+    dir: OwnedFd,
+    depth: u64,
     from: Hashing<R>,
     summary: CloneSummary,
 }
@@ -370,31 +371,29 @@ impl<R: Read> Receiver<'_, R> {
             return Err(damaged());
         }
         loop {
-            let tag = self.from.take_byte()?;
-            let Some(dir) = self.dirs.last() else {
-                if tag != END {
-                    return Err(damaged());
-                }
-                break;
-            };
-            match tag {
+            match self.from.take_byte()? {
                 ENTER => {
                     let name = self.from.take_name()?;
                     // The final mode may forbid its owner to write.
-                    syscalls::make_dir(dir, &name, RawMode::RWXU)?;
-                    let below = syscalls::open_on_same_mount(dir, &name, OPEN_DIR_FLAGS)?;
-                    self.dirs.push(below);
+                    syscalls::make_dir(&self.dir, &name, RawMode::RWXU)?;
+                    self.dir = syscalls::open_on_same_mount(&self.dir, &name, OPEN_DIR_FLAGS)?;
+                    self.depth += 1;
                     continue;
                 }
                 LEAVE => {
-                    let dir = self.dirs.pop().ok_or_else(damaged)?;
-                    self.receive_attributes(dir.as_fd())?;
+                    // As in a clone: one descriptor, however deep the tree is, and before the mode may forbid it.
+                    let above = (self.depth > 0).then(|| syscalls::open_parent(&self.dir)).transpose()?;
+                    receive_attributes(&mut self.from, self.dir.as_fd())?;
+                    self.summary.entries += 1;
+                    let Some(above) = above else { break };
+                    (self.dir, self.depth) = (above, self.depth - 1);
+                    continue;
                 }
                 FILE => {
                     let name = self.from.take_name()?;
-                    let file = syscalls::create_new_file(dir, &name)?;
+                    let file = syscalls::create_new_file(&self.dir, &name)?;
                     self.receive_data(&file)?;
-                    self.receive_attributes(file.as_fd())?;
+                    receive_attributes(&mut self.from, file.as_fd())?;
                 }
                 LINK => {
                     let (name, path) = (self.from.take_name()?, self.from.take_bytes()?);
@@ -404,12 +403,12 @@ impl<R: Read> Receiver<'_, R> {
                         parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
                     // By a descriptor that no link leads to: the stream may name any path.
                     let parent = syscalls::open_beneath(self.top, parent, OFlags::PATH | OFlags::DIRECTORY)?;
-                    calls::link(&parent, Path::new(file), entry_at(dir.as_fd(), &name))?;
+                    calls::link(&parent, Path::new(file), entry_at(self.dir.as_fd(), &name))?;
                 }
                 SYMLINK => {
                     let (name, target) = (self.from.take_name()?, self.from.take_bytes()?);
                     let (owner, times) = self.from.take_owner_and_times()?;
-                    let at = entry_at(dir.as_fd(), &name);
+                    let at = entry_at(self.dir.as_fd(), &name);
                     calls::create_symlink(&CString::new(target).map_err(|_| damaged())?, at)?;
                     calls::set_owner_at(at, owner)?;
                     calls::set_times_at(at, &times)?;
@@ -424,7 +423,7 @@ impl<R: Read> Receiver<'_, R> {
                     };
                     let (owner, times) = self.from.take_owner_and_times()?;
                     let mode = self.from.take_mode()?;
-                    let at = entry_at(dir.as_fd(), &name);
+                    let at = entry_at(self.dir.as_fd(), &name);
                     // Never a device but the whiteout.
                     calls::create_node(at, kind, 0)?;
                     calls::set_owner_at(at, owner)?;
@@ -435,6 +434,9 @@ impl<R: Read> Receiver<'_, R> {
                 _ => return Err(damaged()),
             }
             self.summary.entries += 1;
+        }
+        if self.from.take_byte()? != END {
+            return Err(damaged());
         }
         self.summary.devices = self.from.take_number()?;
         self.summary.separate_files = self.from.take_number()?;
@@ -465,27 +467,27 @@ impl<R: Read> Receiver<'_, R> {
             syscalls::write_at(file, &data, offset)?;
         }
     }
+}
 
-    /// Sets the attributes of a file or a directory, in the order of a clone: the owner first, since that removes
-    /// capabilities, and the times last, since all else changes them.
-    fn receive_attributes(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
-        let (owner, times) = self.from.take_owner_and_times()?;
-        let mode = self.from.take_mode()?;
-        syscalls::set_owner(file, owner)?;
-        loop {
-            let name = self.from.take_bytes()?;
-            if name.is_empty() {
-                break;
-            }
-            let (name, value) = (CString::new(name).map_err(|_| damaged())?, self.from.take_bytes()?);
-            if !AttributeBuffers::is_kept(name.as_bytes()) {
-                return Err(damaged());
-            }
-            calls::write_attribute(file, &name, &value)?;
+/// Sets the attributes of a file or a directory, in the order of a clone: the owner first, since that removes
+/// capabilities, and the times last, since all else changes them.
+fn receive_attributes(from: &mut Hashing<impl Read>, file: BorrowedFd<'_>) -> io::Result<()> {
+    let (owner, times) = from.take_owner_and_times()?;
+    let mode = from.take_mode()?;
+    syscalls::set_owner(file, owner)?;
+    loop {
+        let name = from.take_bytes()?;
+        if name.is_empty() {
+            break;
         }
-        syscalls::set_mode(file, mode)?;
-        Ok(calls::set_times(file, &times)?)
+        let (name, value) = (CString::new(name).map_err(|_| damaged())?, from.take_bytes()?);
+        if !AttributeBuffers::is_kept(name.as_bytes()) {
+            return Err(damaged());
+        }
+        calls::write_attribute(file, &name, &value)?;
     }
+    syscalls::set_mode(file, mode)?;
+    Ok(calls::set_times(file, &times)?)
 }
 
 #[cfg(test)]

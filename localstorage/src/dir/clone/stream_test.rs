@@ -137,3 +137,52 @@ fn a_stream_writes_nothing_outside_of_its_tree() {
     assert_eq!(fs::read_dir(scratch.path()).expect("a list").count(), 3);
     assert_eq!(fs::read_dir(scratch.path().join("target")).expect("a list").count(), 0);
 }
+
+/// Makes nested directories of this name, and returns the lowest.
+fn nest(top: &Dir, name: &str, depth: usize) -> OwnedFd {
+    let mut dir = top.as_fd().try_clone_to_owned().expect("duplicated");
+    for _ in 0..depth {
+        rustix::fs::mkdirat(&dir, name, RawMode::RWXU).expect("made");
+        dir = syscalls::open_on_same_mount(&dir, OsStr::new(name), OPEN_DIR_FLAGS).expect("open");
+    }
+    dir
+}
+
+#[test]
+fn a_tree_deeper_than_the_limit_of_open_files_arrives() {
+    let (_scratch, [source, target]) = scratch();
+    drop(nest(&source, "d", 1500));
+    let stream = stream_of(&source);
+    let opened = std::cell::Cell::new(0);
+    let before = open_descriptors();
+    let mut watched = Watched(&stream, || opened.set(opened.get().max(open_descriptors())));
+    let received = target.receive_tree(&mut watched).expect("received");
+    assert_eq!(received.entries, 1501);
+    assert!(opened.get() < before + 32, "{} more descriptors", opened.get() - before);
+    assert_eq!(stream_of(&target), stream, "the same tree");
+}
+
+#[test]
+fn names_of_a_file_whose_path_is_too_long_arrive_as_separate_files() {
+    let (_scratch, [source, target]) = scratch();
+    let dir = nest(&source, &"d".repeat(200), 30);
+    drop(syscalls::create_new_file(&dir, OsStr::new("a")).expect("a file"));
+    rustix::fs::linkat(&dir, "a", &dir, "b", rustix::fs::AtFlags::empty()).expect("linked");
+    let received = target.receive_tree(&mut stream_of(&source).as_slice()).expect("received");
+    assert_eq!((received.entries, received.separate_files), (33, 2));
+}
+
+fn open_descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").expect("a list").count()
+}
+
+/// A reader that calls back before each part.
+struct Watched<'a, F>(&'a [u8], F);
+
+impl<F: Fn()> Read for Watched<'_, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.1();
+        let length = buffer.len().min(512);
+        self.0.read(&mut buffer[..length])
+    }
+}
