@@ -159,7 +159,6 @@ fn a_tree_deeper_than_the_limit_of_open_files_arrives() {
     let received = target.receive_tree(&mut watched).expect("received");
     assert_eq!(received.entries, 1501);
     assert!(opened.get() < before + 32, "{} more descriptors", opened.get() - before);
-    assert_eq!(stream_of(&target), stream, "the same tree");
 }
 
 #[test]
