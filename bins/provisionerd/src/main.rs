@@ -20,6 +20,8 @@ mod logging;
 mod metrics;
 #[cfg(test)]
 mod monitoring_test;
+mod move_cmd;
+mod move_node;
 mod orphans_cmd;
 mod permissions;
 #[cfg(test)]
@@ -78,7 +80,7 @@ fn main() -> ExitCode {
         Some(Command::Import { flags }) => import::run_import(flags),
         Some(Command::InstallSeccomp { flags }) => seccomp::run_install(&flags),
         Some(Command::Agent { flags }) => agent::run_agent(&flags),
-        Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(flags),
+        Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(*flags),
         Some(Command::Orphans(flags)) => orphans_cmd::run_orphans(flags),
         Some(Command::Store { command }) => store_cmd::run_store(command),
         Some(Command::Completion { shell }) => {
