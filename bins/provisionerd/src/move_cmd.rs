@@ -1,5 +1,6 @@
 //! `provisionerd volumes move` and `drain`: volumes go to another node, from where kubectl runs.
 
+use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -8,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
-use kube::Api;
 use kube::api::ListParams;
+use kube::{Api, Client};
 use nodekeel_provisioner::{
     DriverName, ErrorSource, MoveDeps, MoveError, MoveOutcome, MoveRequest, NodeName, StoreId, VolumeCarrier,
     VolumeCopy, VolumeId, format_chain, list_moves, move_volume, node_of_volume,
@@ -33,6 +34,9 @@ pub(crate) struct MoveFlags {
     /// Also after a move was interrupted. One whose volume is already on the other node is completed instead.
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
+    /// Driver name
+    #[arg(long, value_name = "NAME", default_value_t = DaemonConfig::default().driver)]
+    driver: DriverName,
     #[command(flatten)]
     cluster: ClusterFlags,
 }
@@ -45,16 +49,16 @@ pub(crate) struct DrainFlags {
     /// Node that gets them; of several, the first one that has room
     #[arg(long, value_name = "NODE", required = true)]
     to: Vec<NodeName>,
+    /// Driver name
+    #[arg(long, value_name = "NAME", default_value_t = DaemonConfig::default().driver)]
+    driver: DriverName,
     #[command(flatten)]
     cluster: ClusterFlags,
 }
 
 /// How to reach the cluster and the daemons on its nodes.
 #[derive(Debug, Args)]
-struct ClusterFlags {
-    /// Driver name
-    #[arg(long, value_name = "NAME", default_value_t = DaemonConfig::default().driver)]
-    driver: DriverName,
+pub(crate) struct ClusterFlags {
     /// Namespace of provisionerd
     #[arg(long, value_name = "NAME", default_value = "nodekeel")]
     namespace: String,
@@ -66,25 +70,21 @@ struct ClusterFlags {
     kubeconfig: Option<PathBuf>,
 }
 
-impl ClusterFlags {
-    async fn deps(self) -> Result<MoveDeps> {
-        let client = api_server::api_client(self.kubeconfig.as_deref()).await?;
-        let Self { driver, namespace, selector, kubeconfig } = self;
-        let pods = Api::namespaced(client.clone(), &namespace);
-        let carrier = Arc::new(PodCarrier { pods, namespace: namespace.clone(), selector, kubeconfig });
-        Ok(MoveDeps { client, driver, namespace, carrier, hook: run::kill_hook()? })
-    }
+async fn deps(driver: DriverName, cluster: ClusterFlags) -> Result<MoveDeps> {
+    let exec = PodExec::new(cluster).await?;
+    let (client, namespace) = (exec.client.clone(), exec.namespace.clone());
+    Ok(MoveDeps { client, driver, namespace, carrier: Arc::new(exec), hook: run::kill_hook()? })
 }
 
 pub(crate) fn run_move(flags: MoveFlags) -> Result<ExitCode> {
-    let MoveFlags { claim, to, cluster, .. } = flags;
+    let MoveFlags { claim, to, driver, cluster, .. } = flags;
     let request = MoveRequest {
         namespace: claim.namespace,
         claim: claim.name,
         target: to.map(|node| node.to_string()),
     };
     start_runtime()?.block_on(async {
-        let deps = cluster.deps().await?;
+        let deps = deps(driver, cluster).await?;
         Ok(print_stdout(&format!("{}\n", complete(&deps, &request).await?)))
     })
 }
@@ -104,10 +104,10 @@ fn format_outcome(request: &MoveRequest, outcome: &MoveOutcome) -> String {
 }
 
 pub(crate) fn run_drain(flags: DrainFlags) -> Result<ExitCode> {
-    let DrainFlags { node, to, cluster } = flags;
+    let DrainFlags { node, to, driver, cluster } = flags;
     ensure!(!to.contains(&node), "can't move the volumes of node {node} to itself: name another node");
     start_runtime()?.block_on(async {
-        let deps = cluster.deps().await?;
+        let deps = deps(driver, cluster).await?;
         let mut failed = 0;
         let mut show = |moved: Result<String>| match moved {
             Ok(text) => drop(print_stdout(&format!("{text}\n"))),
@@ -172,47 +172,78 @@ async fn list_claims(deps: &MoveDeps, node: &str) -> Result<Vec<(String, String)
 }
 
 /// Runs provisionerd in its pods by `kubectl exec`: both ends are authenticated, and nothing listens.
-#[derive(Debug)]
-struct PodCarrier {
-    pods: Api<Pod>,
+pub(crate) struct PodExec {
+    client: Client,
     namespace: String,
     selector: String,
     kubeconfig: Option<PathBuf>,
 }
 
-impl PodCarrier {
-    /// A command of provisionerd on a node.
-    async fn command(&self, node: &str, arguments: &[&str]) -> Result<Command> {
-        let params = ListParams::default().labels(&self.selector).fields(&format!("spec.nodeName={node}"));
-        let pods = self.pods.list(&params).await.context("can't list the pods of provisionerd")?;
-        let is_running = |pod: &Pod| {
+/// A pod of provisionerd.
+pub(crate) struct NodePod {
+    pub(crate) node: String,
+    /// Its name, if it runs.
+    pub(crate) running: Option<String>,
+}
+
+impl PodExec {
+    pub(crate) async fn new(flags: ClusterFlags) -> Result<Self> {
+        let ClusterFlags { namespace, selector, kubeconfig } = flags;
+        let client = api_server::api_client(kubeconfig.as_deref()).await?;
+        Ok(Self { client, namespace, selector, kubeconfig })
+    }
+
+    /// The pods of provisionerd on a node, or on all, sorted by node.
+    pub(crate) async fn list_pods(&self, node: Option<&str>) -> Result<Vec<NodePod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let params = ListParams::default().labels(&self.selector);
+        let listed = pods.list(&params).await.context("can't list the pods of provisionerd")?;
+        let node_pod = |pod: Pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
+            let is_running = phase == Some("Running") && pod.metadata.deletion_timestamp.is_none();
+            let running = pod.metadata.name.filter(|_| is_running);
+            pod.spec.and_then(|spec| spec.node_name).map(|node| NodePod { node, running })
         };
-        let pod = pods.items.into_iter().find(is_running).and_then(|pod| pod.metadata.name);
-        let pod = pod.with_context(|| {
-            format!(
-                "no pod {} runs on node {node} in namespace {}: start it, or set --namespace, --selector",
-                self.selector, self.namespace
-            )
-        })?;
+        let mut found: Vec<_> = listed.items.into_iter().filter_map(node_pod).collect();
+        found.retain(|pod| node.is_none_or(|node| pod.node == node));
+        found.sort_by(|a, b| a.node.cmp(&b.node));
+        Ok(found)
+    }
+
+    pub(crate) fn describe_absence(&self, node: Option<&str>) -> String {
+        let place = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+        format!(
+            "no pod {} runs{place} in namespace {}: start it, or set --namespace, --selector",
+            self.selector, self.namespace
+        )
+    }
+
+    /// A command of provisionerd in this pod.
+    pub(crate) fn command(&self, pod: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.args(self.kubeconfig.iter().flat_map(|path| ["--kubeconfig".as_ref(), path.as_os_str()]));
-        command.args(["exec", "-i", "-n", &self.namespace, &pod, "-c", "provisionerd", "--"]);
+        command.args(["exec", "-i", "-n", &self.namespace, pod, "-c", "provisionerd", "--"]);
         command.arg("/provisionerd").args(arguments);
-        Ok(command)
+        command
+    }
+
+    /// A command of provisionerd on a node.
+    async fn command_on(&self, node: &str, arguments: &[&str]) -> Result<Command> {
+        let pods = self.list_pods(Some(node)).await?;
+        let pod = pods.into_iter().find_map(|pod| pod.running);
+        Ok(self.command(&pod.with_context(|| self.describe_absence(Some(node)))?, arguments))
     }
 
     async fn check_nodes(&self, copy: &VolumeCopy) -> Result<()> {
         let id = copy.id.as_str();
-        let send = self.command(&copy.source, &["volumes", "send", id, "--check"]).await?;
+        let send = self.command_on(&copy.source, &["volumes", "send", id, "--check"]).await?;
         let mut receive = self.receive_command(copy).await?;
         receive.arg("--check");
         run_blocking(move || pipe(send, receive)).await.map(drop)
     }
 
     async fn copy_volume(&self, copy: &VolumeCopy) -> Result<StoreId> {
-        let send = self.command(&copy.source, &["volumes", "send", copy.id.as_str()]).await?;
+        let send = self.command_on(&copy.source, &["volumes", "send", copy.id.as_str()]).await?;
         let receive = self.receive_command(copy).await?;
         let store = run_blocking(move || pipe(send, receive)).await?;
         store.trim().parse().with_context(|| format!("node {} did not name its store", copy.target))
@@ -220,20 +251,20 @@ impl PodCarrier {
 
     async fn receive_command(&self, copy: &VolumeCopy) -> Result<Command> {
         let arguments = ["volumes", "receive", copy.id.as_str(), "--owner", &copy.owner];
-        let mut command = self.command(&copy.target, &arguments).await?;
+        let mut command = self.command_on(&copy.target, &arguments).await?;
         command.args(copy.store.iter().flat_map(|name| ["--store", name]));
         Ok(command)
     }
 
     async fn settle_node(&self, node: &str, id: &VolumeId) -> Result<()> {
-        let mut settle = self.command(node, &["volumes", "settle", id.as_str()]).await?;
+        let mut settle = self.command_on(node, &["volumes", "settle", id.as_str()]).await?;
         settle.stdin(Stdio::null());
         run_blocking(move || finish(start(&mut settle)?).map(drop)).await
     }
 }
 
 #[async_trait::async_trait]
-impl VolumeCarrier for PodCarrier {
+impl VolumeCarrier for PodExec {
     async fn check(&self, copy: &VolumeCopy) -> Result<(), ErrorSource> {
         self.check_nodes(copy).await.map_err(Into::into)
     }
@@ -275,4 +306,10 @@ fn pipe(mut from: Command, mut to: Command) -> Result<String> {
     let sent = finish(sender);
     // A receiver that has succeeded has all of the stream, or needs none of it.
     received.or_else(|error| sent.and(Err(error)))
+}
+
+impl fmt::Debug for PodExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PodExec").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
 }

@@ -208,6 +208,21 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     assert!(refused.contains("runs on node node-c") && refused.contains("nothing was changed"), "{refused}");
     assert_eq!(kube.get_object("pv", &volume).expect("a PersistentVolume"), before);
 
+    // The plugin of kubectl is the same program.
+    let plugin = kubectl.path().join("kubectl-nodekeel");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_provisionerd"), &plugin).expect("a link");
+    let run_plugin = |arguments: &[&str]| {
+        let mut command = Command::new(&plugin);
+        command.args(arguments).arg("--kubeconfig").arg(kube.kubeconfig_file(OPERATOR).expect("an account"));
+        let path = std::env::var("PATH").expect("a PATH");
+        command_output(command.env_clear().env("PATH", format!("{}:{path}", kubectl.path().display())))
+    };
+    let listed = run_plugin(&["volumes"]).expect("listed");
+    assert_eq!(listed.matches("node node-").count(), 2, "{listed}");
+    assert_eq!(listed.matches(&volume).count(), 1, "{listed}");
+    let absent = format!("{:#}", run_plugin(&["check", "--node=node-c"]).expect_err("no such node"));
+    assert!(absent.contains("runs on node node-c"), "{absent}");
+
     // A drain completes what was interrupted, without a PersistentVolume.
     fs::write(daemons[at].file_of(&volume), "last").expect("written");
     let moment = "After DeletePersistentVolume";
