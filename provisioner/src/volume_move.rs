@@ -275,7 +275,15 @@ impl VolumeMove<'_> {
                     }
                     None => self.copy(&stored).await?,
                 },
-                MoveAction::Create(volume) => self.create(&volume).await?,
+                MoveAction::Create(volume) => {
+                    self.create(&volume).await?;
+                    if !self.has_claim(record).await? {
+                        return self.end_without_claim(&stored).await;
+                    }
+                }
+                MoveAction::Settle { .. } if !self.has_claim(record).await? => {
+                    return self.end_without_claim(&stored).await;
+                }
                 MoveAction::Settle { node } => {
                     self.settle(&stored, &node).await?;
                     let source = record.source().unwrap_or_default();
@@ -338,18 +346,28 @@ impl VolumeMove<'_> {
         created.map(|_| None).map_err(api_error("create the record of the move"))
     }
 
+    /// Ends a move whose claim was deleted: the PersistentVolume is there, so its node deletes or keeps it by its policy, and
+    /// perhaps has done so. A copy on the other node is an orphan.
+    async fn end_without_claim(&self, stored: &StoredRecord) -> Result<MoveOutcome, MoveError> {
+        self.remove_record(stored).await?;
+        Ok(MoveOutcome::Stayed(Some(MoveRejection::ClaimDeleted)))
+    }
+
     /// A reason why the volume is needed where it was. Without its PersistentVolume, no pod gets a node any more.
     async fn find_obstacle(&self, record: &MoveRecord) -> Result<Option<MoveRejection>, MoveError> {
-        let claim = self.read_claim().await?;
-        let is_same = |claim: &PersistentVolumeClaim| {
-            claim.metadata.uid.as_ref() == Some(&record.claim_uid)
-                && claim.metadata.deletion_timestamp.is_none()
-        };
-        if claim.as_ref().is_some_and(is_same) {
+        if self.has_claim(record).await? {
             self.find_pod().await
         } else {
             Ok(Some(MoveRejection::ClaimDeleted))
         }
+    }
+
+    /// Returns whether the claim of the move still exists.
+    async fn has_claim(&self, record: &MoveRecord) -> Result<bool, MoveError> {
+        let claim = self.read_claim().await?.map(|claim| claim.metadata);
+        Ok(claim.is_some_and(|claim| {
+            claim.uid.as_ref() == Some(&record.claim_uid) && claim.deletion_timestamp.is_none()
+        }))
     }
 
     async fn find_pod(&self) -> Result<Option<MoveRejection>, MoveError> {

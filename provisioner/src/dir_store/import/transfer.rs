@@ -201,4 +201,16 @@ mod tests {
         importer(base.path(), &quota).discard(&id()).expect("removed");
         assert_eq!(promised().await, Bytes(0));
     }
+    #[tokio::test]
+    async fn an_empty_volume_that_has_arrived_is_not_swept_before_its_move_ends() {
+        let (base, quota) = scratch();
+        let source = tempfile::tempdir().expect("a directory");
+        let mut stream = Vec::new();
+        Dir::open(source.path()).expect("open").send_tree(&mut stream).expect("sent");
+        importer(base.path(), &quota).receive(&id(), "1", LIMITS, &mut &stream[..]).expect("received");
+        let store = DirStore::new(Dir::open(base.path()).expect("the base"), quota.clone()).expect("a store");
+        assert!(!store.remove_empty(&id()).await.expect("kept"));
+        importer(base.path(), &quota).finish(&id()).expect("finished");
+        assert!(store.remove_empty(&id()).await.expect("removed"));
+    }
 }
