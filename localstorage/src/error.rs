@@ -41,6 +41,10 @@ pub enum FileOperation {
     RemoveStale,
     /// Clone a file or a tree.
     Clone,
+    /// Write a tree into a stream.
+    Send,
+    /// Make a tree from a stream.
+    Receive,
 }
 
 impl fmt::Display for FileOperation {
@@ -60,6 +64,8 @@ impl fmt::Display for FileOperation {
             Self::Sync => "sync",
             Self::RemoveStale => "remove stale files in",
             Self::Clone => "clone",
+            Self::Send => "send",
+            Self::Receive => "receive the files of",
         })
     }
 }
@@ -101,6 +107,8 @@ pub(crate) enum RejectReason {
     CloneStopped,
     #[error("another process moved a directory while its tree was cloned: try again")]
     Moved,
+    #[error("the stream of the tree is damaged or not complete: send it again")]
+    DamagedStream,
     #[error("the file system can't share blocks between files (reflink): use XFS made with reflink=1")]
     NoReflink,
     #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
@@ -117,7 +125,7 @@ impl RejectReason {
             Self::Symlink | Self::NotAFile => io::ErrorKind::InvalidInput,
             Self::MountPoint | Self::Changing | Self::Moved => io::ErrorKind::ResourceBusy,
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
-            Self::DamagedCommit | Self::Incomplete => io::ErrorKind::InvalidData,
+            Self::DamagedCommit | Self::Incomplete | Self::DamagedStream => io::ErrorKind::InvalidData,
             Self::Stopped | Self::CloneStopped => io::ErrorKind::Interrupted,
             Self::NoReflink | Self::NoOpenat2 | Self::NoProc | Self::NoDirectory => {
                 io::ErrorKind::Unsupported

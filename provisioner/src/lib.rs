@@ -156,6 +156,7 @@ mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod volume_locks;
+mod volume_move;
 
 pub use ability::{Ability, InabilityCause};
 pub use capacity::policy::{CapacityPolicy, CapacityShortage, DiskSpace, InvalidRatio, StoreCapacity};
@@ -192,7 +193,7 @@ pub use name::{
     DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, MAX_STORE_NAME_BYTES,
     NodeName, StoreName,
 };
-pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE};
+pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE, node_of_volume};
 pub use provisioner::{Deps, NamedStore, Provisioner, ProvisionerConfig, RunError, StoreHealth};
 pub use quantity::QuantityError;
 pub use recovery::orphan::{OrphanState, OrphanVolume, plan_orphan};
@@ -213,3 +214,7 @@ pub use store::{
     VolumeStoreError, VolumeUsage,
 };
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};
+pub use volume_move::decide::MoveRejection;
+pub use volume_move::{
+    MoveDeps, MoveError, MoveOutcome, MoveRequest, VolumeCarrier, VolumeCopy, list_moves, move_volume,
+};

@@ -93,6 +93,11 @@ impl DriverName {
         format!("{}/lost-store", self.0)
     }
 
+    /// The annotation of a PersistentVolume that a move to another node has retained or created: the UID of its record.
+    pub fn move_annotation(&self) -> String {
+        format!("{}/move", self.0)
+    }
+
     /// The annotation of a PersistentVolume while the last event about its condition reports that no pod can use it.
     /// The process that finds it well again need not be the one that reported it, and the API server deletes events
     /// after an hour.

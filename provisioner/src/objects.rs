@@ -144,7 +144,7 @@ pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentV
 }
 
 /// The node in the affinity of a PersistentVolume of this driver.
-pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
+pub fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
     let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
     let mut expressions =
         required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());

@@ -94,6 +94,8 @@ pub enum VolumeStep {
     UpdateSnapshotStatus,
     /// Remove the finalizer of a VolumeSnapshotContent.
     RemoveSnapshotFinalizer,
+    /// Create, change or remove the record of a move to another node.
+    RecordMove,
     /// Annotate a PersistentVolume whose disk was declared lost, or remove the annotation where it is not.
     MarkLost,
     /// Annotate a PersistentVolume before it is reported as abnormal, or remove the annotation after it was reported as
@@ -105,7 +107,7 @@ pub enum VolumeStep {
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, roughly in order.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::PublishCapacity,
         Self::SelectNode,
         Self::CreateDirectory,
@@ -149,6 +151,7 @@ impl VolumeStep {
         Self::EraseContent,
         Self::ReleaseProject,
         Self::RemoveTrashEntry,
+        Self::RecordMove,
         Self::MarkLost,
         Self::MarkCondition,
         Self::RemoveCapacity,

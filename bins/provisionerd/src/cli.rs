@@ -55,7 +55,7 @@ pub(crate) enum Command {
         flags: AgentFlags,
     },
     /// List the volumes of this node
-    Volumes(VolumesFlags),
+    Volumes(Box<VolumesFlags>),
     /// List, adopt or remove volumes without a PersistentVolume
     Orphans(OrphansFlags),
     /// Show the store on the disk, or declare one lost

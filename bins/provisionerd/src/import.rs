@@ -42,9 +42,9 @@ pub(crate) struct ImportFlags {
 
 /// A claim, as `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ClaimName {
-    namespace: String,
-    name: String,
+pub(crate) struct ClaimName {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
 }
 
 impl FromStr for ClaimName {

@@ -328,7 +328,7 @@ fn list_mounts(mounter: &BindMounter, volume: &StoredEntry) -> Vec<String> {
 }
 
 /// Opens a volume for a look at its mounts.
-fn open_stored(volume: &StoredEntry) -> Option<OpenVolume> {
+pub(crate) fn open_stored(volume: &StoredEntry) -> Option<OpenVolume> {
     let dir = Dir::open(&volume.path).ok()?;
     match volume.kind? {
         VolumeKind::Directory => dir.as_fd().try_clone_to_owned().ok().map(OpenVolume::Directory),

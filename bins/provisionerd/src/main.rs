@@ -20,8 +20,11 @@ mod logging;
 mod metrics;
 #[cfg(test)]
 mod monitoring_test;
+mod move_cmd;
+mod move_node;
 mod orphans_cmd;
 mod permissions;
+mod plugin;
 #[cfg(test)]
 mod principals_test;
 mod rules_review;
@@ -34,6 +37,7 @@ mod volumes_cmd;
 
 use std::alloc::System;
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -46,6 +50,7 @@ use zeroizing_alloc::ZeroAlloc;
 use crate::api_server::ApiClientError;
 use crate::cli::{Cli, Command};
 use crate::config::ConfigError;
+use crate::plugin::Plugin;
 use crate::run::StartError;
 use crate::volumes::VolumesError;
 
@@ -68,6 +73,10 @@ fn main() -> ExitCode {
             "provisionerd: can't prevent core dumps, which would contain keys: {error}"
         );
     }
+    let name = std::env::args_os().next().map(PathBuf::from);
+    if name.as_deref().and_then(Path::file_name).is_some_and(|name| name == plugin::PLUGIN_NAME) {
+        return exit(plugin::run_plugin(Plugin::parse()));
+    }
     let cli = Cli::parse();
     if cli.print_config {
         return print_stdout(config::DEFAULT_CONFIG);
@@ -78,7 +87,7 @@ fn main() -> ExitCode {
         Some(Command::Import { flags }) => import::run_import(flags),
         Some(Command::InstallSeccomp { flags }) => seccomp::run_install(&flags),
         Some(Command::Agent { flags }) => agent::run_agent(&flags),
-        Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(flags),
+        Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(*flags),
         Some(Command::Orphans(flags)) => orphans_cmd::run_orphans(flags),
         Some(Command::Store { command }) => store_cmd::run_store(command),
         Some(Command::Completion { shell }) => {
@@ -91,7 +100,12 @@ fn main() -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
         None => Ok(print_stdout(&Cli::command().render_help().to_string())),
     };
-    done.unwrap_or_else(|error: anyhow::Error| {
+    exit(done)
+}
+
+/// The exit code of a command, whose error is printed.
+fn exit(done: anyhow::Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
         // A closed stderr must not prevent the exit.
         let _ = writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error));
         ExitCode::from(exit_code(&error))

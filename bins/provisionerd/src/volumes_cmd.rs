@@ -5,22 +5,48 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use clap::Args;
+use clap::{Args, Subcommand};
 use nodekeel_provisioner::format_chain;
 use serde::Serialize;
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState, VolumeRow};
-use crate::{print_stdout, start_runtime};
+use crate::move_cmd::{DrainFlags, MoveFlags};
+use crate::move_node::{ReceiveFlags, SendFlags, SettleFlags};
+use crate::{move_cmd, move_node, print_stdout, start_runtime};
 
 /// How to print.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct VolumesFlags {
+    #[command(subcommand)]
+    command: Option<VolumesCommand>,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     config: ConfigFlags,
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumesCommand {
+    /// Move the volume of a claim to another node
+    ///
+    /// Runs where kubectl does. No pod may use the claim. It can be interrupted, and repeated with the same arguments.
+    Move(MoveFlags),
+    /// Move all volumes of a node
+    ///
+    /// Runs where kubectl does. Volumes that pods use are left there, and named.
+    Drain(DrainFlags),
+    /// Write a volume to stdout, for `volumes move`
+    #[command(hide = true)]
+    Send(SendFlags),
+    /// Make a volume from stdin, for `volumes move`
+    #[command(hide = true)]
+    Receive(ReceiveFlags),
+    /// End a move on this node: keep the volume or remove it, as its PersistentVolume says
+    #[command(hide = true)]
+    Settle(SettleFlags),
 }
 
 /// The output of `volumes --json`; with several stores, a list of these.
@@ -37,6 +63,14 @@ struct VolumeList {
 }
 
 pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
+    match flags.command {
+        Some(VolumesCommand::Move(flags)) => return move_cmd::run_move(flags),
+        Some(VolumesCommand::Drain(flags)) => return move_cmd::run_drain(flags),
+        Some(VolumesCommand::Send(flags)) => return move_node::run_send(flags),
+        Some(VolumesCommand::Receive(flags)) => return move_node::run_receive(flags),
+        Some(VolumesCommand::Settle(flags)) => return move_node::run_settle(flags),
+        None => {}
+    }
     let config = flags.config.load_config()?;
     let stores = start_runtime()?.block_on(NodeInventory::read_all(&config));
     let (mut text, mut lists, mut failed) = (String::new(), Vec::new(), Vec::new());

@@ -18,8 +18,9 @@ use crate::syscalls::{self, EntryAt};
 
 mod attributes;
 mod links;
+mod stream;
 
-use attributes::{AttributeCopier, owner_of};
+use attributes::{AttributeBuffers, owner_of};
 use links::{LinkTable, MAX_TABLE_BYTES};
 
 /// Copies the content of files.
@@ -126,7 +127,7 @@ impl Dir {
                 .map_err(|source| to_error(source.into()))?,
             links,
             entry: None,
-            attributes: AttributeCopier::new(),
+            attributes: AttributeBuffers::new(),
             summary: CloneSummary::default(),
         };
         // XFS makes its log durable up to the last change of the top, which comes after those of all entries.
@@ -151,7 +152,7 @@ struct TreeClone<'a> {
     links: LinkTable,
     /// The entry of that directory that is being cloned.
     entry: Option<OsString>,
-    attributes: AttributeCopier,
+    attributes: AttributeBuffers,
     summary: CloneSummary,
 }
 

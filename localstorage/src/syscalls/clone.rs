@@ -1,13 +1,15 @@
 //! The calls that only clones of trees make.
 
 use std::ffi::{CStr, OsStr};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    self, AtFlags, Dev, FileType, Gid, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, Uid, XattrFlags,
+    self, AtFlags, Dev, FileType, Gid, Mode, OFlags, SeekFrom, Stat, StatxFlags, Timespec, Timestamps, Uid,
+    XattrFlags,
 };
-use rustix::io::{Result, retry_on_intr};
+use rustix::io::{self, Errno, Result, retry_on_intr};
 
 use super::EntryAt;
 use crate::failpoints;
@@ -99,6 +101,30 @@ pub(crate) fn read_attribute(file: BorrowedFd<'_>, name: &CStr, buffer: &mut [u8
 pub(crate) fn write_attribute(file: BorrowedFd<'_>, name: &CStr, value: &[u8]) -> Result<()> {
     failpoints::check_failpoint("fsetxattr")?;
     fs::fsetxattr(file, name, value, XattrFlags::empty())
+}
+
+/// The next range of data in a file from this offset on; none if only a hole follows. File systems without holes report one
+/// range. *Source:* lseek(2), `SEEK_DATA`.
+pub(crate) fn next_data(file: impl AsFd, at: u64) -> Result<Option<Range<u64>>> {
+    failpoints::check_failpoint("lseek")?;
+    match fs::seek(&file, SeekFrom::Data(at)) {
+        Err(Errno::NXIO) => Ok(None),
+        start => {
+            let start = start?;
+            Ok(Some(start..fs::seek(&file, SeekFrom::Hole(start))?))
+        }
+    }
+}
+
+pub(crate) fn read_at(file: impl AsFd, buffer: &mut [u8], at: u64) -> Result<usize> {
+    failpoints::check_failpoint("pread64")?;
+    retry_on_intr(|| io::pread(file.as_fd(), &mut *buffer, at))
+}
+
+/// Sets the size of a file, without blocks.
+pub(crate) fn set_size(file: impl AsFd, size: u64) -> Result<()> {
+    failpoints::check_failpoint("ftruncate")?;
+    retry_on_intr(|| fs::ftruncate(file.as_fd(), size))
 }
 
 pub(crate) fn entry_at<'a>(dir: BorrowedFd<'a>, name: &'a OsStr) -> EntryAt<'a> {

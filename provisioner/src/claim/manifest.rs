@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
 use crate::identity::{PROVISIONED_BY, ProvisionerIdentity};
 use crate::image::ImageFormat;
-use crate::name::StoreName;
+use crate::name::{DriverName, StoreName};
 use crate::objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE};
 use crate::quantity;
 use crate::store_id::StoreId;
@@ -52,7 +52,7 @@ pub fn build_persistent_volume(
                 ..CSIPersistentVolumeSource::default()
             }),
             mount_options: Some(volume.mount_options.clone()).filter(|options| !options.is_empty()),
-            node_affinity: Some(node_affinity(identity)),
+            node_affinity: Some(affinity_to(&identity.driver, identity.node.as_str())),
             persistent_volume_reclaim_policy: Some(volume.reclaim_policy.as_str().to_owned()),
             storage_class_name: Some(volume.storage_class.clone()),
             volume_attributes_class_name: volume.attributes_class.clone(),
@@ -78,11 +78,11 @@ fn volume_attributes(
 }
 
 /// Affinity to this node alone.
-fn node_affinity(identity: &ProvisionerIdentity) -> VolumeNodeAffinity {
+pub(crate) fn affinity_to(driver: &DriverName, node: &str) -> VolumeNodeAffinity {
     let expression = NodeSelectorRequirement {
-        key: identity.driver.topology_key(),
+        key: driver.topology_key(),
         operator: "In".to_owned(),
-        values: Some(vec![identity.node.to_string()]),
+        values: Some(vec![node.to_owned()]),
     };
     let term = NodeSelectorTerm { match_expressions: Some(vec![expression]), match_fields: None };
     VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) }

@@ -1,7 +1,7 @@
 //! The promises of a directory store to its volumes: counted once when it opens, and kept up to date. The space of
 //! other data is counted again when the use of the disk has changed much.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -210,7 +210,7 @@ impl CapacityLedger {
     }
 
     /// Lists the volumes, and counts the promises of those that another process has imported since the last count, and no
-    /// longer those of snapshots that one has removed.
+    /// longer those of volumes and snapshots that one has removed.
     pub(super) fn list_and_count(&self) -> Result<Vec<VolumeId>, DirStoreError> {
         let volumes = self.parts.dirs.list_volumes()?;
         for id in &volumes {
@@ -223,12 +223,16 @@ impl CapacityLedger {
                 self.set_limit(id.as_str(), self.promised_to(id, &dir, limits));
             }
         }
-        let counted =
-            self.lock().limits.by_name.keys().filter_map(|name| name.parse().ok()).collect::<Vec<_>>();
-        for id in counted {
-            let stored = StoredId::Snapshot(id);
-            // Without its lock, it is being taken: then it is promised before it is there.
+        let present: HashSet<&str> = volumes.iter().map(VolumeId::as_str).collect();
+        let absent: Vec<StoredId> = {
+            let promises = self.lock();
+            let names = promises.limits.by_name.keys().filter(|name| !present.contains(name.as_str()));
+            names.filter_map(|name| name.parse().ok()).collect()
+        };
+        for stored in absent {
+            // Without its locks, it is being made: then it is promised before it is there.
             let lock = self.parts.locks.try_lock_copy(&stored);
+            let _held = self.parts.locks.lock(stored.as_str());
             if lock.is_some() && self.parts.dirs.find(&stored)?.is_none() {
                 self.set_limit(stored.as_str(), None);
             }

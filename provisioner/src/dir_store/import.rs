@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nodekeel_fsquota::{Bytes, Error as QuotaError, QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
 
-use crate::capacity::policy::CapacityPolicy;
+use crate::capacity::policy::{CapacityPolicy, CapacityShortage};
 use crate::dir_store::error::{DirStoreError, quota_error as store_quota_error};
 use crate::dir_store::location;
 use crate::dir_store::open_store::OpenStore;
@@ -25,6 +25,7 @@ mod error;
 pub(super) mod journal;
 mod resume;
 mod source;
+mod transfer;
 
 pub use error::SourceError;
 
@@ -40,8 +41,10 @@ pub(super) const COPY_PREFIX: &str = "copy-";
 ///
 /// ```text
 /// <base>/.import/pvc-<uid>.source      the path of SOURCE, until the PersistentVolume exists
+///                                      or the move that has sent it from another node
 ///        .import/pvc-<uid>             SOURCE, moved: it has limits, or gets them
-///        .import/copy-pvc-<uid>        or a copy of SOURCE, incomplete: created with its limits
+///        .import/copy-pvc-<uid>        or a copy of SOURCE, incomplete: created with its limits; or a volume that was
+///                                      moved to another node, and is being removed
 ///        volumes/pvc-<uid>             the volume
 /// ```
 ///
@@ -191,15 +194,23 @@ impl VolumeImporter {
 
     /// Checks that a new volume may be promised. A moved directory has counted as other data until now.
     fn check_ceiling(&self, source: &Path, limits: QuotaLimits, moved: Bytes) -> Result<(), SourceError> {
-        let Some(ceiling) = self.ceiling else { return Ok(()) };
+        let checked = self.find_shortage(limits, moved)?;
+        checked.map_err(|shortage| SourceError::OverCeiling { path: source.to_owned(), source: shortage })
+    }
+
+    fn find_shortage(
+        &self,
+        limits: QuotaLimits,
+        moved: Bytes,
+    ) -> Result<Result<(), CapacityShortage>, SourceError> {
+        let Some(ceiling) = self.ceiling else { return Ok(Ok(())) };
         let options = DirStoreOptions { capacity: ceiling, ..DirStoreOptions::default() };
         let base = self.base.try_clone().map_err(dir_error)?;
         // Without the lock of the store, which a provisioner may hold now.
         let store = OpenStore::open_unlocked(base, Arc::clone(&self.quota), &options);
         let capacity =
             store.and_then(|store| store.ledger.capacity_without(moved)).map_err(SourceError::Store)?;
-        let checked = capacity.check_limit(Bytes(0), limits.bytes.unwrap_or_default());
-        checked.map_err(|shortage| SourceError::OverCeiling { path: source.to_owned(), source: shortage })
+        Ok(capacity.check_limit(Bytes(0), limits.bytes.unwrap_or_default()))
     }
 
     fn read_journal(&self, id: &VolumeId) -> Result<Option<PathBuf>, SourceError> {

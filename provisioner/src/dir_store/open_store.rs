@@ -16,7 +16,7 @@ use crate::dir_store::eraser::{EraseQueue, Eraser};
 use crate::dir_store::error::DirStoreError;
 use crate::dir_store::image_file::{image_size, open_image, read_image, visible_limits};
 use crate::dir_store::images::ImageVolumes;
-use crate::dir_store::import::journal::check_import_complete;
+use crate::dir_store::import::journal::{check_import_complete, has_record};
 use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::limits::VolumeLimits;
 use crate::dir_store::location::{self, StoreLocation, try_lock};
@@ -357,6 +357,10 @@ impl OpenStore {
         };
         // A look before the entry is created: most calls concern volumes with data. The kernel decides below.
         if !dir.is_empty().map_err(failed)? {
+            return Ok(false);
+        }
+        // One that has been imported, or has come from another node, is about to get its PersistentVolume.
+        if has_record(&self.parts.dirs.base, id)? {
             return Ok(false);
         }
         // The entry stays empty: its name keeps the project, which is released after the volume is removed.

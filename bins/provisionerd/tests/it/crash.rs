@@ -19,7 +19,7 @@ use crate::cluster::{
     DRIVER, TIMEOUT, TestDaemon, claim_manifest, create, install_snapshot_api, kill_rounds, list_names,
     moments_of, sized, start_control_plane, wait_bound, wait_for, wait_logged, wait_phase,
 };
-use crate::{capacity, import};
+use crate::{capacity, import, moves};
 
 /// The largest limit of a volume in bytes; a claim for a GiB does not fit.
 const ROOM: (&str, &str) = ("PROVISIONERD_ROOM", "268435456");
@@ -91,7 +91,8 @@ const MOUNT_STEPS: [&str; 6] =
 fn each_step_has_a_test_that_kills_there() {
     let here =
         [&DIRECTORY_STEPS[..], &CLONE_STEPS, &STRICT_STEPS, &SNAPSHOT_STEPS, &OTHER_STEPS, &MOUNT_STEPS];
-    let elsewhere = [&import::COPY_STEPS[..], &import::MOVE_STEPS, &capacity::PUBLICATION_STEPS];
+    let elsewhere =
+        [&import::COPY_STEPS[..], &import::MOVE_STEPS, &moves::STEPS, &capacity::PUBLICATION_STEPS];
     let mut killed = [here.concat(), elsewhere.concat()].concat();
     killed.sort_unstable();
     killed.dedup();

@@ -26,6 +26,8 @@ mod import;
 mod inability;
 mod messages;
 #[cfg(feature = "kill-points")]
+mod moves;
+#[cfg(feature = "kill-points")]
 mod own_memory;
 #[cfg(feature = "kill-points")]
 mod policy;

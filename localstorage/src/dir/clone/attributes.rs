@@ -19,15 +19,20 @@ const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
 /// and the capabilities of programs. Others belong to the file system or to its tools, as project quotas do.
 const KEPT_ATTRIBUTES: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
 
-/// Copies attributes, with its buffers.
-pub(super) struct AttributeCopier {
+/// Reads and copies attributes.
+pub(super) struct AttributeBuffers {
     /// The names of attributes, and the value of one.
     buffers: [Vec<u8>; 2],
 }
 
-impl AttributeCopier {
+impl AttributeBuffers {
     pub(super) fn new() -> Self {
         Self { buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]] }
+    }
+
+    /// Returns whether a copy keeps the extended attribute of this name.
+    pub(super) fn is_kept(name: &[u8]) -> bool {
+        KEPT_ATTRIBUTES.iter().any(|kept| name.starts_with(kept))
     }
 
     /// Copies the attributes of a file or a directory. The times come last, since all else changes them; the
@@ -35,12 +40,17 @@ impl AttributeCopier {
     pub(super) fn copy_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
         let stat = syscalls::stat(from)?;
         syscalls::set_owner(to, owner_of(&stat))?;
-        self.copy_extended_attributes(from, to)?;
+        self.for_each(from, |name, value| Ok(calls::write_attribute(to, name, value)?))?;
         syscalls::set_mode(to, RawMode::from_raw_mode(stat.st_mode))?;
         Ok(calls::set_times(to, &calls::times_of(&stat))?)
     }
 
-    fn copy_extended_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+    /// Visits the name and the value of each extended attribute that a copy keeps.
+    pub(super) fn for_each(
+        &mut self,
+        from: BorrowedFd<'_>,
+        mut visit: impl FnMut(&CStr, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let [names, value] = &mut self.buffers;
         let length = match calls::list_attributes(from, names) {
             // The file system has no extended attributes.
@@ -48,14 +58,14 @@ impl AttributeCopier {
             length => length?,
         };
         for name in names[..length].split_inclusive(|byte| *byte == 0) {
-            if !KEPT_ATTRIBUTES.iter().any(|kept| name.starts_with(kept)) {
+            if !Self::is_kept(name) {
                 continue;
             }
             let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
             match calls::read_attribute(from, name, value) {
                 // It has just been removed.
                 Err(Errno::NODATA) => {}
-                length => calls::write_attribute(to, name, &value[..length?])?,
+                length => visit(name, &value[..length?])?,
             }
         }
         Ok(())

@@ -104,6 +104,27 @@ pub enum SourceError {
         /// Where the data are.
         path: PathBuf,
     },
+    /// The limits of a volume of another node are more than this node may promise; nothing was changed.
+    #[error("node has no room for volume {id}")]
+    NoRoom {
+        /// The volume.
+        id: VolumeId,
+        /// The figures.
+        #[source]
+        source: CapacityShortage,
+    },
+    /// A volume of this name, of no move or of another one, is on this node. It is never replaced.
+    #[error(
+        "volume {id} is on this node already, in {}: if its PersistentVolume is on another node, run \
+         `provisionerd volumes settle {id}` here",
+        path.display()
+    )]
+    CopyExists {
+        /// The volume.
+        id: VolumeId,
+        /// Where it is.
+        path: PathBuf,
+    },
     /// An earlier call for this claim, with another directory, was interrupted.
     #[error("an import of {} for this claim was interrupted: repeat that command first", path.display())]
     OtherImport {

@@ -18,10 +18,13 @@ pub(super) fn journal_name(id: &VolumeId) -> String {
 /// Checks that an existing volume does not contain the data of an import that is not complete. An empty one may have
 /// been created for a pod since the import started.
 pub(crate) fn check_import_complete(base: &Dir, id: &VolumeId, dir: &Dir) -> Result<(), DirStoreError> {
-    let record = format!("{IMPORT_DIR}/{}", journal_name(id));
-    let has_record = base.exists(record).map_err(DirStoreError::Directory)?;
-    if has_record && !dir.is_empty().map_err(DirStoreError::Directory)? {
+    if has_record(base, id)? && !dir.is_empty().map_err(DirStoreError::Directory)? {
         return Err(DirStoreError::BeingImported { path: dir.path().to_owned() });
     }
     Ok(())
+}
+
+/// Returns whether an import of a volume, or its arrival from another node, has not ended.
+pub(in crate::dir_store) fn has_record(base: &Dir, id: &VolumeId) -> Result<bool, DirStoreError> {
+    base.exists(format!("{IMPORT_DIR}/{}", journal_name(id))).map_err(DirStoreError::Directory)
 }

@@ -1,0 +1,315 @@
+//! `provisionerd volumes move` and `drain`: volumes go to another node, from where kubectl runs.
+
+use std::fmt;
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client};
+use nodekeel_provisioner::{
+    DriverName, ErrorSource, MoveDeps, MoveError, MoveOutcome, MoveRequest, NodeName, StoreId, VolumeCarrier,
+    VolumeCopy, VolumeId, format_chain, list_moves, move_volume, node_of_volume,
+};
+
+use crate::config::DaemonConfig;
+use crate::import::ClaimName;
+use crate::{api_server, print_stdout, run, start_runtime};
+
+/// The claim and the node.
+#[derive(Debug, Args)]
+pub(crate) struct MoveFlags {
+    /// Claim of the volume; no pod may use it
+    #[arg(value_name = "NAMESPACE/NAME")]
+    claim: ClaimName,
+    /// Node that gets the volume
+    #[arg(long, value_name = "NODE", required_unless_present = "cancel")]
+    to: Option<NodeName>,
+    /// Leave the volume where it was
+    ///
+    /// Also after a move was interrupted. One whose volume is already on the other node is completed instead.
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
+    /// Driver name
+    #[arg(long, value_name = "NAME", default_value_t = DaemonConfig::default().driver)]
+    driver: DriverName,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+}
+
+/// The nodes.
+#[derive(Debug, Args)]
+pub(crate) struct DrainFlags {
+    /// Node whose volumes are moved; cordon it first
+    node: NodeName,
+    /// Node that gets them; of several, the first one that has room
+    #[arg(long, value_name = "NODE", required = true)]
+    to: Vec<NodeName>,
+    /// Driver name
+    #[arg(long, value_name = "NAME", default_value_t = DaemonConfig::default().driver)]
+    driver: DriverName,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+}
+
+/// How to reach the cluster and the daemons on its nodes.
+#[derive(Debug, Args)]
+pub(crate) struct ClusterFlags {
+    /// Namespace of provisionerd
+    #[arg(long, value_name = "NAME", default_value = "nodekeel")]
+    namespace: String,
+    /// Labels of provisionerd's pods
+    #[arg(long, value_name = "SELECTOR", default_value = "app.kubernetes.io/name=provisionerd")]
+    selector: String,
+    /// Kubeconfig file
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+async fn deps(driver: DriverName, cluster: ClusterFlags) -> Result<MoveDeps> {
+    let exec = PodExec::new(cluster).await?;
+    let (client, namespace) = (exec.client.clone(), exec.namespace.clone());
+    Ok(MoveDeps { client, driver, namespace, carrier: Arc::new(exec), hook: run::kill_hook()? })
+}
+
+pub(crate) fn run_move(flags: MoveFlags) -> Result<ExitCode> {
+    let MoveFlags { claim, to, driver, cluster, .. } = flags;
+    let request = MoveRequest {
+        namespace: claim.namespace,
+        claim: claim.name,
+        target: to.map(|node| node.to_string()),
+    };
+    start_runtime()?.block_on(async {
+        let deps = deps(driver, cluster).await?;
+        Ok(print_stdout(&format!("{}\n", complete(&deps, &request).await?)))
+    })
+}
+
+fn format_outcome(request: &MoveRequest, outcome: &MoveOutcome) -> String {
+    let MoveRequest { namespace, claim, target } = request;
+    match (outcome, target) {
+        (MoveOutcome::Moved { source }, Some(target)) => format!(
+            "moved claim {namespace}/{claim} from node {source} to node {target}; its snapshots stay on node {source}"
+        ),
+        (MoveOutcome::Moved { source }, None) => {
+            format!("it was too late to cancel: claim {namespace}/{claim} was moved from node {source}")
+        }
+        (MoveOutcome::AlreadyThere, _) => format!("claim {namespace}/{claim} is already there"),
+        (MoveOutcome::Stayed(_), _) => format!("claim {namespace}/{claim} was not moved"),
+    }
+}
+
+pub(crate) fn run_drain(flags: DrainFlags) -> Result<ExitCode> {
+    let DrainFlags { node, to, driver, cluster } = flags;
+    ensure!(!to.contains(&node), "can't move the volumes of node {node} to itself: name another node");
+    start_runtime()?.block_on(async {
+        let deps = deps(driver, cluster).await?;
+        let mut failed = 0;
+        let mut show = |moved: Result<String>| match moved {
+            Ok(text) => drop(print_stdout(&format!("{text}\n"))),
+            // One that can't be moved does not keep the others there.
+            Err(error) => {
+                failed += 1;
+                let _ = writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error));
+            }
+        };
+        // First those that were interrupted: they may have no PersistentVolume.
+        for request in list_moves(&deps, node.as_str()).await? {
+            show(complete(&deps, &request).await);
+        }
+        for (namespace, claim) in list_claims(&deps, node.as_str()).await? {
+            show(drain_claim(&deps, &namespace, &claim, &to).await);
+        }
+        ensure!(
+            failed == 0,
+            "{failed} volumes are left on node {node}: repeat the command once they can be moved"
+        );
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Moves a volume, or cancels its move; a volume that stays is an error.
+async fn complete(deps: &MoveDeps, request: &MoveRequest) -> Result<String> {
+    let outcome = move_volume(deps, request).await?;
+    let text = format_outcome(request, &outcome);
+    match (outcome, &request.target) {
+        (MoveOutcome::Stayed(Some(reason)), Some(_)) => bail!("{text}: {reason}"),
+        _ => Ok(text),
+    }
+}
+
+/// Moves a volume to the first node that takes it.
+async fn drain_claim(deps: &MoveDeps, namespace: &str, claim: &str, to: &[NodeName]) -> Result<String> {
+    let mut last = anyhow::anyhow!("no node is named");
+    for target in to {
+        let target = Some(target.to_string());
+        let request = MoveRequest { namespace: namespace.to_owned(), claim: claim.to_owned(), target };
+        match complete(deps, &request).await {
+            // Nothing was changed, so another node may take it.
+            Err(error) if matches!(error.downcast_ref(), Some(MoveError::Check { .. })) => last = error,
+            done => return done,
+        }
+    }
+    Err(last)
+}
+
+/// The claims whose volumes are on a node.
+async fn list_claims(deps: &MoveDeps, node: &str) -> Result<Vec<(String, String)>> {
+    let volumes: Api<PersistentVolume> = Api::all(deps.client.clone());
+    let listed = volumes.list(&ListParams::default()).await.context("can't list the PersistentVolumes")?;
+    let claim = |volume: &PersistentVolume| {
+        let spec = volume.spec.as_ref()?;
+        let is_there = spec.csi.as_ref()?.driver == deps.driver.as_str() && node_of_volume(volume)? == node;
+        let claim = spec.claim_ref.as_ref().filter(|_| is_there)?;
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        (phase == Some("Bound")).then_some((claim.namespace.clone()?, claim.name.clone()?))
+    };
+    Ok(listed.items.iter().filter_map(claim).collect())
+}
+
+/// Runs provisionerd in its pods by `kubectl exec`: both ends are authenticated, and nothing listens.
+pub(crate) struct PodExec {
+    client: Client,
+    namespace: String,
+    selector: String,
+    kubeconfig: Option<PathBuf>,
+}
+
+/// A pod of provisionerd.
+pub(crate) struct NodePod {
+    pub(crate) node: String,
+    /// Its name, if it runs.
+    pub(crate) running: Option<String>,
+}
+
+impl PodExec {
+    pub(crate) async fn new(flags: ClusterFlags) -> Result<Self> {
+        let ClusterFlags { namespace, selector, kubeconfig } = flags;
+        let client = api_server::api_client(kubeconfig.as_deref()).await?;
+        Ok(Self { client, namespace, selector, kubeconfig })
+    }
+
+    /// The pods of provisionerd on a node, or on all, sorted by node.
+    pub(crate) async fn list_pods(&self, node: Option<&str>) -> Result<Vec<NodePod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let params = ListParams::default().labels(&self.selector);
+        let listed = pods.list(&params).await.context("can't list the pods of provisionerd")?;
+        let node_pod = |pod: Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            let is_running = phase == Some("Running") && pod.metadata.deletion_timestamp.is_none();
+            let running = pod.metadata.name.filter(|_| is_running);
+            pod.spec.and_then(|spec| spec.node_name).map(|node| NodePod { node, running })
+        };
+        let mut found: Vec<_> = listed.items.into_iter().filter_map(node_pod).collect();
+        found.retain(|pod| node.is_none_or(|node| pod.node == node));
+        found.sort_by(|a, b| a.node.cmp(&b.node));
+        Ok(found)
+    }
+
+    pub(crate) fn describe_absence(&self, node: Option<&str>) -> String {
+        let place = node.map(|node| format!(" on node {node}")).unwrap_or_default();
+        format!(
+            "no pod {} runs{place} in namespace {}: start it, or set --namespace, --selector",
+            self.selector, self.namespace
+        )
+    }
+
+    /// A command of provisionerd in this pod.
+    pub(crate) fn command(&self, pod: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("kubectl");
+        command.args(self.kubeconfig.iter().flat_map(|path| ["--kubeconfig".as_ref(), path.as_os_str()]));
+        command.args(["exec", "-i", "-n", &self.namespace, pod, "-c", "provisionerd", "--"]);
+        command.arg("/provisionerd").args(arguments);
+        command
+    }
+
+    /// A command of provisionerd on a node.
+    async fn command_on(&self, node: &str, arguments: &[&str]) -> Result<Command> {
+        let pods = self.list_pods(Some(node)).await?;
+        let pod = pods.into_iter().find_map(|pod| pod.running);
+        Ok(self.command(&pod.with_context(|| self.describe_absence(Some(node)))?, arguments))
+    }
+
+    async fn check_nodes(&self, copy: &VolumeCopy) -> Result<()> {
+        let id = copy.id.as_str();
+        let send = self.command_on(&copy.source, &["volumes", "send", id, "--check"]).await?;
+        let mut receive = self.receive_command(copy).await?;
+        receive.arg("--check");
+        run_blocking(move || pipe(send, receive)).await.map(drop)
+    }
+
+    async fn copy_volume(&self, copy: &VolumeCopy) -> Result<StoreId> {
+        let send = self.command_on(&copy.source, &["volumes", "send", copy.id.as_str()]).await?;
+        let receive = self.receive_command(copy).await?;
+        let store = run_blocking(move || pipe(send, receive)).await?;
+        store.trim().parse().with_context(|| format!("node {} did not name its store", copy.target))
+    }
+
+    async fn receive_command(&self, copy: &VolumeCopy) -> Result<Command> {
+        let arguments = ["volumes", "receive", copy.id.as_str(), "--owner", &copy.owner];
+        let mut command = self.command_on(&copy.target, &arguments).await?;
+        command.args(copy.store.iter().flat_map(|name| ["--store", name]));
+        Ok(command)
+    }
+
+    async fn settle_node(&self, node: &str, id: &VolumeId) -> Result<()> {
+        let mut settle = self.command_on(node, &["volumes", "settle", id.as_str()]).await?;
+        settle.stdin(Stdio::null());
+        run_blocking(move || finish(start(&mut settle)?).map(drop)).await
+    }
+}
+
+#[async_trait::async_trait]
+impl VolumeCarrier for PodExec {
+    async fn check(&self, copy: &VolumeCopy) -> Result<(), ErrorSource> {
+        self.check_nodes(copy).await.map_err(Into::into)
+    }
+
+    async fn copy(&self, copy: &VolumeCopy) -> Result<StoreId, ErrorSource> {
+        self.copy_volume(copy).await.map_err(Into::into)
+    }
+
+    async fn settle(&self, node: &str, id: &VolumeId) -> Result<(), ErrorSource> {
+        self.settle_node(node, id).await.map_err(Into::into)
+    }
+}
+
+async fn run_blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(act).await.context("the runtime has stopped")?
+}
+
+fn start(command: &mut Command) -> Result<Child> {
+    command.stdout(Stdio::piped()).spawn().context("can't run kubectl: install it, and put it on the PATH")
+}
+
+/// The output of a command that has succeeded; its messages go to our stderr.
+fn finish(mut child: Child) -> Result<String> {
+    let mut output = String::new();
+    let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut output));
+    let status = child.wait().context("can't wait for kubectl")?;
+    ensure!(status.success(), "the command on the node has failed ({status}): its message is above");
+    read.context("can't read from kubectl").map(|_| output)
+}
+
+/// Joins two commands by a pipe, and gives the output of the second one.
+fn pipe(mut from: Command, mut to: Command) -> Result<String> {
+    let mut sender = start(from.stdin(Stdio::null()))?;
+    let stream = sender.stdout.take().context("kubectl has no output")?;
+    let receiver = start(to.stdin(stream));
+    // Its own end of the pipe: the sender would wait for a receiver that has ended.
+    drop(to);
+    let received = receiver.and_then(finish);
+    let sent = finish(sender);
+    // A receiver that has succeeded has all of the stream, or needs none of it.
+    received.or_else(|error| sent.and(Err(error)))
+}
+
+impl fmt::Debug for PodExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PodExec").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
