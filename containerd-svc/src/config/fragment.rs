@@ -2,6 +2,7 @@
 
 use toml::{Table, Value};
 
+#[cfg(any(test, feature = "client"))]
 use super::ConfigVersion;
 
 /// A part of a configuration of containerd, in the format of its release: runtimes, snapshotters, limits, registries. Tables
@@ -51,6 +52,7 @@ impl ConfigFragment {
     ///
     /// # Errors
     /// [`InvalidFragment::Version`].
+    #[cfg(any(test, feature = "client"))]
     pub(crate) fn check_version(&self, version: ConfigVersion) -> Result<(), InvalidFragment> {
         let expected = version.number();
         match self.table.get("version").and_then(Value::as_integer) {

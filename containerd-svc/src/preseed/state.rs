@@ -147,7 +147,7 @@ impl ImageStates {
     }
 
     /// Records which of the listed images of a namespace its CRI lists.
-    #[cfg(any(test, feature = "client"))]
+    #[cfg(feature = "client")]
     pub(super) fn record_answers(&mut self, namespace: &Namespace, unlisted: &BTreeSet<String>) {
         self.change(|row, name| match (row.stage, unlisted.contains(name)) {
             _ if row.namespace != *namespace => None,
@@ -161,7 +161,7 @@ impl ImageStates {
     }
 
     /// Takes back the states of images that don't exist.
-    #[cfg(any(test, feature = "client"))]
+    #[cfg(feature = "client")]
     pub(super) fn record_missing(&mut self, missing: &[(Namespace, String)]) {
         let missing: BTreeSet<_> =
             missing.iter().map(|(namespace, name)| (namespace, name.as_str())).collect();
