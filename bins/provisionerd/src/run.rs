@@ -137,10 +137,8 @@ impl DaemonParts {
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
         let mut stores = vec![OpenStore { name: None, store: Arc::clone(&store) }];
         for config in config.of_stores().skip(1) {
-            stores.push(OpenStore {
-                name: config.store.clone(),
-                store: open_named_store(&config, hook.clone())?,
-            });
+            stores
+                .push(OpenStore { name: config.store.clone(), store: closed_store(&config, hook.clone())? });
         }
         let metrics = Arc::new(DaemonMetrics::new());
         let plugin = if config.csi { Some(open_plugin(config, &node, &stores, hook.clone())?) } else { None };
@@ -224,18 +222,11 @@ async fn open_store(
     }
 }
 
-/// Opens a store with a name. It is closed if its directory can't be used, and served once it can be: that is no reason not to
+/// A store with a name, which its provisioner opens: a directory that can't be used, or whose disk hangs, is no reason not to
 /// serve the others.
-fn open_named_store(config: &DaemonConfig, hook: Option<Arc<dyn StepHook>>) -> Result<Arc<DirStore>> {
+fn closed_store(config: &DaemonConfig, hook: Option<Arc<dyn StepHook>>) -> Result<Arc<DirStore>> {
     let options = volumes::store_options(config, hook)?;
-    match volumes::open_store(config, options.clone()) {
-        Err(error) if error.may_be_absent() => {
-            let store = config.store.as_ref().map(StoreName::as_str);
-            tracing::error!(store, "the volumes are not served: {}", format_chain(&error));
-            Ok(Arc::new(DirStore::closed(&config.directory, options)))
-        }
-        opened => Ok(opened?),
-    }
+    Ok(Arc::new(DirStore::closed(&config.directory, options)))
 }
 
 /// True if the node has volumes or snapshots; false if the API server does not answer in time.

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_supervisor::Backoff;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::call::{ApiCall, ApiError};
 use crate::api::retry_tracker::random_fraction;
@@ -32,6 +32,9 @@ use crate::sweep::SweepRequest;
 
 /// The longest time between two looks for a store that no mount has brought back.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The time within which a store is opened at the start, if its disk does not hang.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The shortest time between two looks: mounts change often while pods start.
 const LOOK_PAUSES: Backoff =
@@ -98,8 +101,19 @@ impl StoreGuard {
             // A change from now on is noticed, also while the store is being opened.
             let Some(change) = self.store.watch_changes() else { return error };
             let mut volumes = self.volumes_changed.subscribe();
-            self.stop_serving(&error);
-            admitted = match self.store.reopen().await {
+            // At the start a store may be closed, which is no loss unless it takes long to open.
+            if self.served.status() != StoreStatus::Unknown {
+                self.stop_serving(&error);
+            }
+            let mut reopening = self.store.reopen();
+            let reopened = match timeout(OPEN_TIMEOUT, &mut reopening).await {
+                Ok(reopened) => reopened,
+                Err(_) => {
+                    self.stop_serving(&error);
+                    reopening.await
+                }
+            };
+            admitted = match reopened {
                 Ok(()) => self.admit_store(&mut listed).await,
                 Err(error) => Err(RunError::StoreLost(error)),
             };

@@ -22,7 +22,6 @@ use super::kubelet_dir::wait_for_kubelet;
 use super::no_quota::NoQuota;
 use super::{DN, LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
 use crate::data::{self, DataError};
-use crate::error_chain::error_chain;
 
 /// The reason why the volumes can't be opened, although the plan found no problem.
 #[derive(Debug, Error)]
@@ -51,7 +50,8 @@ pub(crate) struct VolumeService {
     reports: ServiceReports,
     /// Opens its directory again after its disk was lost.
     store: Arc<DirStore>,
-    /// The stores with a name; one that can't be opened is closed, and served once it can be.
+    /// The stores with a name, which the provisioner opens: one that can't be, or whose disk hangs, keeps none of the
+    /// others.
     stores: Vec<(StoreName, Arc<DirStore>)>,
 }
 
@@ -77,7 +77,7 @@ impl VolumeService {
             let plan = ProvisionerPlan { directory: directory.clone(), ..plan.clone() };
             let base = move || data::open_trusted_directory(&directory);
             let opener = StoreOpener::new(base, &plan, &reports.log_store);
-            stores.push((name, Arc::new(opener.open_or_close()?)));
+            stores.push((name, Arc::new(DirStore::closed(&plan.directory, opener.options))));
         }
         Ok(Self { plan, reports, store, stores })
     }
@@ -107,7 +107,6 @@ struct StoreOpener {
     open: Arc<dyn Fn() -> Result<OpenDirectory, VolumesError> + Send + Sync>,
     options: DirStoreOptions,
     plan: ProvisionerPlan,
-    log_store: LogStore,
 }
 
 type OpenDirectory = (Dir, Arc<dyn QuotaSetter>);
@@ -128,7 +127,7 @@ impl StoreOpener {
         });
         let reopen: Arc<dyn Fn() -> _ + Send + Sync> = open.clone();
         options.opener = Some(Arc::new(move || Ok(reopen()?)));
-        Self { open, options, plan: plan.clone(), log_store: log_store.clone() }
+        Self { open, options, plan: plan.clone() }
     }
 
     fn open(&self) -> Result<DirStore, VolumesError> {
@@ -140,23 +139,6 @@ impl StoreOpener {
             DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
             source => VolumesError::Store { path: path(), source },
         })
-    }
-
-    /// The same, but an absent disk is one of several, and no reason not to serve the others.
-    fn open_or_close(&self) -> Result<DirStore, VolumesError> {
-        match self.open() {
-            Err(error @ (VolumesError::Directory(_) | VolumesError::Quota(_))) => {
-                let dn: Dn = DN.parse().expect("a valid DN");
-                let text = format!(
-                    "the volumes in {} are not served: {}",
-                    self.plan.directory.display(),
-                    error_chain(&error)
-                );
-                self.log_store.append_message(&dn, LogMessage::new(Level::Error, text));
-                Ok(DirStore::closed(&self.plan.directory, self.options.clone()))
-            }
-            opened => opened,
-        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nodekeel_fsquota::Bytes;
 use nodekeel_fsquota::testing::MemQuota;
@@ -227,6 +228,7 @@ async fn snapshots(store: &MemStore) -> Vec<String> {
 fn open_store(base: &Path) -> Arc<DirStore> {
     let path = base.to_owned();
     let mut options = DirStoreOptions::default();
+    options.cloner = Arc::new(nodekeel_localstorage::testing::DataCloner);
     options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
     Arc::new(match Dir::open(base) {
         Ok(dir) => DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store"),
@@ -236,7 +238,10 @@ fn open_store(base: &Path) -> Arc<DirStore> {
 
 /// A provisioner with its stores in these directories.
 fn start_in(api: &FakeApi, bases: [&Path; 2]) -> (Provisioner, RunningProvisioner) {
-    let [store, fast_store] = bases.map(open_store);
+    start_stores(api, bases.map(open_store))
+}
+
+fn start_stores(api: &FakeApi, [store, fast_store]: [Arc<DirStore>; 2]) -> (Provisioner, RunningProvisioner) {
     let config = ProvisionerConfig::new(sample_identity(NODE));
     let provisioner = Provisioner::new(config, deps_of(api, &store));
     let added = NamedStore {
@@ -247,6 +252,41 @@ fn start_in(api: &FakeApi, bases: [&Path; 2]) -> (Provisioner, RunningProvisione
     };
     let provisioner = provisioner.with_store(fast(), added);
     (provisioner.clone(), RunningProvisioner::spawn(provisioner, || {}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_at_the_start_takes_none_of_the_other_and_is_served_once_it_answers() {
+    let api = api_with_classes();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
+    for base in [&local_base, &fast_base] {
+        fs::create_dir(base).expect("a directory");
+    }
+    let (provisioner, running) = start_in(&api, [&local_base, &fast_base]);
+    create_fast_claim(&api, 1);
+    wait_bound(&api, "claim-1").await;
+    running.stop().await;
+    drop(provisioner);
+    let (release, hung) = std::sync::mpsc::channel::<()>();
+    let (hung, path) = (std::sync::Mutex::new(hung), fast_base.clone());
+    let mut options = DirStoreOptions::default();
+    options.opener = Some(Arc::new(move || {
+        // Answers once its sender is dropped, also by a test that fails.
+        let _ = hung.lock().expect("not poisoned").recv();
+        Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))
+    }));
+    let fast_store = Arc::new(DirStore::closed(&fast_base, options));
+    let (provisioner, running) = start_stores(&api, [open_store(&local_base), fast_store]);
+    api.create_claim(2, json!({}));
+    wait_bound(&api, "claim-2").await;
+    assert!(api.event_counts("claim-1").iter().all(|(reason, _)| reason != "VolumeConditionAbnormal"));
+    // Time stands still while a thread is blocked.
+    tokio::time::advance(Duration::from_secs(30)).await;
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    assert!(provisioner.stores()[1].ability.inability().is_some());
+    drop(release);
+    wait_for_event(&api, "claim-1", "VolumeConditionNormal").await;
+    running.stop().await;
 }
 
 /// The faults and inabilities of both stores, for a wait.
