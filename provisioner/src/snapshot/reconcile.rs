@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -22,12 +23,15 @@ use crate::api::work_queue::{NextRun, reconcile_changes};
 use crate::claim::source::waits_for_snapshot;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
-use crate::loss::status::ServedStore;
+use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::{is_in_store, object_reference};
 use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::sweep::SweepRequest;
+
+/// The longest delay of a content whose store is not served: it may be served again before the delay begins.
+const UNSERVED_DELAY: Duration = Duration::from_secs(60);
 
 /// A store of the node, and what depends on its snapshots.
 pub(crate) struct SnapshotUnit {
@@ -105,6 +109,10 @@ impl SnapshotReconciler {
             return Ok(NextRun::After(time));
         }
         let (unit, done) = match self.find_unit(content).await {
+            // The wake when it is served ends the delay. It does not wait here, in one of the slots of all stores.
+            Ok(unit) if !matches!(unit.served.status(), StoreStatus::Served(_)) => {
+                return Ok(NextRun::After(UNSERVED_DELAY));
+            }
             Ok(unit) => (unit, Self::try_reconcile(unit, content).await),
             Err(error) => (self.first(), Err(error)),
         };
@@ -160,7 +168,6 @@ impl SnapshotReconciler {
         unit: &SnapshotUnit,
         content: &VolumeSnapshotContent,
     ) -> Result<(), ReconcileError> {
-        unit.served.wait_until_served().await;
         let applier = &unit.applier;
         let rejection = match plan_snapshot(&applier.api.identity, content) {
             SnapshotAction::Ignore => return Ok(()),

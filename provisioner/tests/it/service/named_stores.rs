@@ -367,3 +367,44 @@ async fn directories_of_two_stores_that_were_exchanged_are_not_served() {
     assert_eq!(phase(&api, ObjectKind::Claim, "claim-1"), "Bound");
     running.stop().await;
 }
+
+fn content_name(number: u32) -> String {
+    sample_snapshot_content(number, json!({})).metadata.name.expect("a name")
+}
+
+fn is_content_ready(api: &FakeApi, number: u32) -> bool {
+    let content = api.get_object(ObjectKind::SnapshotContent, &content_name(number));
+    content.is_some_and(|content| content["status"]["readyToUse"] == true)
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshots_of_an_absent_disk_do_not_keep_those_of_the_other_waiting() {
+    let api = api_with_classes();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
+    for base in [&local_base, &fast_base] {
+        fs::create_dir(base).expect("a directory");
+    }
+    let (_, running) = start_in(&api, [&local_base, &fast_base]);
+    api.create_claim(9, json!({}));
+    wait_bound(&api, "claim-9").await;
+    for number in 1..=4 {
+        create_fast_claim(&api, number);
+        wait_bound(&api, &format!("claim-{number}")).await;
+    }
+    unmount(&fast_base);
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    for number in 1..=4 {
+        api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(number, json!({})));
+    }
+    advance_time(1).await;
+    api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(9, json!({})));
+    for _ in 0..600 {
+        advance_time(1).await;
+        if is_content_ready(&api, 9) {
+            running.stop().await;
+            return;
+        }
+    }
+    panic!("the healthy store has not taken its snapshot in 10 minutes");
+}
