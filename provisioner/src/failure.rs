@@ -67,6 +67,17 @@ pub(crate) enum ReconcileError {
         /// The snapshot.
         id: SnapshotId,
     },
+    /// The snapshot is in a store that the node does not have.
+    #[error(
+        "snapshot {id} is in store {store:?}, which this node does not have: add it to the stores in the configuration of the \
+         node; if its disk is lost for good, remove the finalizers of the VolumeSnapshotContent"
+    )]
+    SnapshotStoreUnknown {
+        /// The snapshot.
+        id: SnapshotId,
+        /// The name of the store.
+        store: String,
+    },
     /// The volume is in use on this node, or checking it failed.
     #[error(transparent)]
     Guard(GuardError),

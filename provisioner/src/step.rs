@@ -90,7 +90,8 @@ pub enum VolumeStep {
     PublishCapacity,
     /// Delete a CSIStorageCapacity of the node.
     RemoveCapacity,
-    /// Write into the status of a VolumeSnapshotContent that its snapshot is ready, or why it is not.
+    /// Write into the status of a VolumeSnapshotContent that its snapshot is ready, or why it is not, and
+    /// before that into its annotation the named store that it is taken in.
     UpdateSnapshotStatus,
     /// Remove the finalizer of a VolumeSnapshotContent.
     RemoveSnapshotFinalizer,

@@ -11,6 +11,8 @@ use crate::api::event::{EventReason, EventRecorder, MAX_NOTE_BYTES, truncate_byt
 use crate::api::writer::{ApiWriter, ObjectPart, Patched};
 use crate::failure::ReconcileError;
 use crate::id::VolumeId;
+use crate::identity::ProvisionerIdentity;
+use crate::name::StoreName;
 use crate::objects::object_reference;
 use crate::snapshot::decide::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
 use crate::snapshot::{CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent};
@@ -24,7 +26,38 @@ pub(crate) struct SnapshotApplier {
     pub(crate) recorder: Arc<EventRecorder>,
 }
 
+/// The annotation of a content with the name of the store of its snapshot; none without a name.
+fn store_annotation(identity: &ProvisionerIdentity) -> String {
+    format!("{}/store", identity.driver)
+}
+
+/// The name of the store that the snapshot of a content was taken in, unchecked; `None` if it has no name, or is not known.
+pub(crate) fn recorded_store<'a>(
+    identity: &ProvisionerIdentity,
+    content: &'a VolumeSnapshotContent,
+) -> Option<&'a str> {
+    content.metadata.annotations.as_ref()?.get(&store_annotation(identity)).map(String::as_str)
+}
+
 impl SnapshotApplier {
+    pub(crate) fn store_name(&self) -> Option<&str> {
+        self.api.identity.store.as_ref().map(StoreName::as_str)
+    }
+
+    /// Returns whether a content names this store, or need not.
+    pub(crate) fn has_recorded_store(&self, content: &VolumeSnapshotContent) -> bool {
+        self.store_name().is_none_or(|name| recorded_store(&self.api.identity, content) == Some(name))
+    }
+
+    /// Records on a content the store that its snapshot is about to be taken in: its removal must not take place in another
+    /// one, in which a missing snapshot looks removed.
+    pub(crate) async fn record_store(&self, content: &VolumeSnapshotContent) -> Result<(), ReconcileError> {
+        let annotation = store_annotation(&self.api.identity);
+        let patch = json!({ "metadata": { "annotations": { annotation: self.store_name() } } });
+        self.patch(VolumeStep::UpdateSnapshotStatus, content, ObjectPart::Main, patch).await?;
+        Ok(())
+    }
+
     /// Takes a snapshot of a volume, and writes it into the status of its content.
     pub(crate) async fn create_snapshot(
         &self,

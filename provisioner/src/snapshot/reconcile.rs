@@ -25,7 +25,7 @@ use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::{is_in_store, object_reference};
-use crate::snapshot::apply::SnapshotApplier;
+use crate::snapshot::apply::{SnapshotApplier, recorded_store};
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::sweep::SweepRequest;
@@ -136,11 +136,22 @@ impl SnapshotReconciler {
         &self.units[0]
     }
 
-    /// The store that a content is about: that of its volume, or the one that has its snapshot. Only volumes name their
-    /// store. A snapshot that none of them has may be in one that is absent.
+    /// The store that a content is about: that of its volume, the one that it was taken in, or else the one that has its
+    /// snapshot. A snapshot that none of them has may be in one that is absent.
     async fn find_unit(&self, content: &VolumeSnapshotContent) -> Result<&SnapshotUnit, ReconcileError> {
+        let identity = &self.first().applier.api.identity;
+        let action = plan_snapshot(identity, content);
+        if let SnapshotAction::Report(id) | SnapshotAction::Delete(id) = &action
+            && let Some(store) = recorded_store(identity, content)
+        {
+            let is_recorded = |unit: &&SnapshotUnit| unit.applier.store_name() == Some(store);
+            return self.units.iter().find(is_recorded).ok_or_else(|| ReconcileError::SnapshotStoreUnknown {
+                id: id.clone(),
+                store: store.to_owned(),
+            });
+        }
         let [_, _, ..] = &self.units[..] else { return Ok(self.first()) };
-        let id = match plan_snapshot(&self.first().applier.api.identity, content) {
+        let id = match action {
             SnapshotAction::Create { volume, .. } => {
                 let volume = self.volumes.get(&ObjectRef::new(volume.as_str()));
                 let is_here = |unit: &&SnapshotUnit| {
@@ -171,6 +182,10 @@ impl SnapshotReconciler {
         let applier = &unit.applier;
         let rejection = match plan_snapshot(&applier.api.identity, content) {
             SnapshotAction::Ignore => return Ok(()),
+            // The change of the content brings it back.
+            SnapshotAction::Create { .. } if !applier.has_recorded_store(content) => {
+                return applier.record_store(content).await;
+            }
             SnapshotAction::Create { id, volume } => {
                 return applier.create_snapshot(content, &id, &volume).await;
             }

@@ -408,3 +408,29 @@ async fn snapshots_of_an_absent_disk_do_not_keep_those_of_the_other_waiting() {
     }
     panic!("the healthy store has not taken its snapshot in 10 minutes");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_whose_removal_had_begun_is_not_gone_once_its_store_is_not_configured() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    create_fast_claim(&api, 1);
+    wait_bound(&api, "claim-1").await;
+    api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(1, json!({})));
+    wait_until(&api, |api| is_content_ready(api, 1)).await;
+    running.stop().await;
+    // As a kill between the two steps of a removal leaves it.
+    api.patch_object(
+        ObjectKind::SnapshotContent,
+        &content_name(1),
+        json!({ "status": { "readyToUse": false } }),
+    );
+    let annotation = json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes" } } });
+    api.patch_object(ObjectKind::SnapshotContent, &content_name(1), annotation);
+    api.delete_object(ObjectKind::SnapshotContent, &content_name(1));
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, None), || {});
+    advance_time(600).await;
+    let is_there = api.get_object(ObjectKind::SnapshotContent, &content_name(1)).is_some();
+    assert!(is_there, "its data stay: {:?}", snapshots(&fast_store).await);
+    running.stop().await;
+}
