@@ -6,6 +6,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -164,9 +165,12 @@ impl SnapshotReconciler {
                 return Ok(self.first());
             }
         };
+        // All at once: a disk that hangs does not hide the snapshots of the others.
+        let looks = self.units.iter().map(async |unit| (unit, unit.applier.store.find_snapshot(&id).await));
+        let mut looks: FuturesUnordered<_> = looks.collect();
         let mut absent = None;
-        for unit in &self.units {
-            match unit.applier.store.find_snapshot(&id).await {
+        while let Some((unit, found)) = looks.next().await {
+            match found {
                 Ok(Some(_)) => return Ok(unit),
                 Ok(None) => {}
                 Err(error) => absent = Some(error),

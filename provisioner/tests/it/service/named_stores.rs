@@ -434,3 +434,94 @@ async fn a_snapshot_whose_removal_had_begun_is_not_gone_once_its_store_is_not_co
     assert!(is_there, "its data stay: {:?}", snapshots(&fast_store).await);
     running.stop().await;
 }
+
+/// The snapshots of a disk that hangs while this is true; unlike those of [`MemStore`], of which only the probe does.
+#[derive(Debug)]
+struct HungSnapshots(MemStore, tokio::sync::watch::Sender<bool>);
+
+impl HungSnapshots {
+    async fn wait(&self) {
+        let _ = self.1.subscribe().wait_for(|is_hung| !is_hung).await;
+    }
+}
+
+#[async_trait::async_trait]
+impl nodekeel_provisioner::SnapshotStore for HungSnapshots {
+    async fn create_snapshot(
+        &self,
+        id: &nodekeel_provisioner::SnapshotId,
+        volume: &nodekeel_provisioner::VolumeId,
+    ) -> Result<nodekeel_provisioner::SnapshotInfo, nodekeel_provisioner::SnapshotStoreError> {
+        self.wait().await;
+        self.0.create_snapshot(id, volume).await
+    }
+    async fn find_snapshot(
+        &self,
+        id: &nodekeel_provisioner::SnapshotId,
+    ) -> Result<Option<nodekeel_provisioner::SnapshotInfo>, nodekeel_provisioner::SnapshotStoreError> {
+        self.wait().await;
+        self.0.find_snapshot(id).await
+    }
+    async fn remove_snapshot(
+        &self,
+        id: &nodekeel_provisioner::SnapshotId,
+    ) -> Result<(), nodekeel_provisioner::SnapshotStoreError> {
+        self.wait().await;
+        self.0.remove_snapshot(id).await
+    }
+    async fn list_snapshots(
+        &self,
+    ) -> Result<Vec<nodekeel_provisioner::SnapshotId>, nodekeel_provisioner::SnapshotStoreError> {
+        self.wait().await;
+        self.0.list_snapshots().await
+    }
+    async fn create_volume_from(
+        &self,
+        id: &nodekeel_provisioner::VolumeId,
+        source: &nodekeel_provisioner::StoredId,
+        limits: nodekeel_fsquota::QuotaLimits,
+    ) -> Result<(), nodekeel_provisioner::VolumeStoreError> {
+        self.wait().await;
+        self.0.create_volume_from(id, source, limits).await
+    }
+    async fn mark_published(
+        &self,
+        id: &nodekeel_provisioner::VolumeId,
+    ) -> Result<(), nodekeel_provisioner::VolumeStoreError> {
+        self.0.mark_published(id).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_is_deleted_while_another_disk_hangs() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let hung = Arc::new(HungSnapshots(store.clone(), tokio::sync::watch::Sender::new(false)));
+    let deps = nodekeel_provisioner::Deps { snapshots: Some(hung.clone()), ..test_deps(&api, &store) };
+    let fast_arc = Arc::new(fast_store.clone());
+    let added =
+        NamedStore { store: fast_arc.clone(), snapshots: Some(fast_arc), metrics: Arc::new(()), guard: None };
+    let provisioner =
+        Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps).with_store(fast(), added);
+    let running = RunningProvisioner::spawn(provisioner, || {});
+    create_fast_claim(&api, 2);
+    wait_bound(&api, "claim-2").await;
+    api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(2, json!({})));
+    wait_until(&api, |api| is_content_ready(api, 2)).await;
+    // Of a content that names no store, as one for an existing snapshot.
+    let annotation = json!({ "metadata": { "annotations": { "volumes.nodekeel.example/store": null } } });
+    api.patch_object(ObjectKind::SnapshotContent, &content_name(2), annotation);
+    hung.1.send_replace(true);
+    let annotation = json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes" } } });
+    api.patch_object(ObjectKind::SnapshotContent, &content_name(2), annotation);
+    api.delete_object(ObjectKind::SnapshotContent, &content_name(2));
+    for _ in 0..600 {
+        advance_time(1).await;
+        if api.get_object(ObjectKind::SnapshotContent, &content_name(2)).is_none() {
+            hung.1.send_replace(false);
+            running.stop().await;
+            return;
+        }
+    }
+    panic!("the snapshot of the healthy store is not deleted in 10 minutes");
+}
