@@ -59,13 +59,17 @@ fn build_router(state: HttpState) -> Router {
     let HttpState { metrics, stores, registered, provisioner, not_ready } = state;
     let text = {
         let provisioner = provisioner.clone();
+        let turns: Vec<Turn> = stores.iter().map(|_| Turn::default()).collect();
         async move || {
             metrics.set_node_label(provisioner.check_node().is_none());
             // All at once: a disk that hangs delays only what is told of it.
-            let samples = stores.iter().zip(provisioner.stores()).map(async |(store, health)| {
-                let (capacity, volumes) =
-                    tokio::join!(answer(store.store.capacity()), answer(store.store.list()));
-                let (capacity, volumes) = (capacity.flatten(), volumes.map(|volumes| volumes.len()));
+            let samples = stores.iter().zip(provisioner.stores()).zip(&turns);
+            let samples = samples.map(async |((store, health), turn)| {
+                let asked = Arc::clone(&store.store);
+                let asked = async move { tokio::join!(asked.capacity(), asked.list()) };
+                let (capacity, volumes) = answer(turn, asked).await.unzip();
+                let capacity = capacity.and_then(Result::ok).flatten();
+                let volumes = volumes.and_then(Result::ok).map(|volumes| volumes.len());
                 StoreSample { health, capacity, volumes, backlog: store.store.erase_backlog() }
             });
             let (api_error, samples) = tokio::join!(provisioner.check_api(), join_all(samples));
@@ -111,9 +115,25 @@ fn find_broken_stores(stores: &[StoreHealth]) -> (Vec<String>, bool) {
     (broken, is_all)
 }
 
-/// The answer of a disk, unless it fails or hangs.
-async fn answer<T, E>(asked: impl Future<Output = Result<T, E>>) -> Option<T> {
-    timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()
+/// Held by the call that a disk is about to answer: each call of one that hangs takes threads for as long.
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// The answer of a disk, unless it hangs, or does since an earlier call.
+async fn answer<T: Send + 'static>(
+    turn: &Turn,
+    asked: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    let call = async {
+        let held = Arc::clone(turn).lock_owned().await;
+        // In a task: the turn ends with the call, and not with the scrape that gives it up.
+        tokio::spawn(async move {
+            let _held = held;
+            asked.await
+        })
+        .await
+        .ok()
+    };
+    timeout(ANSWER_TIMEOUT, call).await.ok()?
 }
 
 impl Runnable for HttpServer {
@@ -137,6 +157,15 @@ mod tests {
     use nodekeel_provisioner::{Ability, InabilityCause, StoreStatus};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_is_asked_once_until_it_answers() {
+        let (turn, (release, released)) = (Turn::default(), tokio::sync::oneshot::channel::<()>());
+        assert!(answer(&turn, released).await.is_none(), "it hangs");
+        assert_eq!(answer(&turn, async { unreachable!("it is not asked") }).await, None::<()>);
+        release.send(()).expect("still asked");
+        assert_eq!(answer(&turn, async { 3 }).await, Some(3));
+    }
 
     #[test]
     fn a_node_waits_for_its_disks_only_if_it_has_none_that_can_be_used() {
