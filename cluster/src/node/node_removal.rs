@@ -5,7 +5,7 @@ use std::fmt;
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
 
-use super::{GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
+use super::{GoldenTicket, GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError};
 use crate::pki::{CaError, ClusterCa, SubjectNames};
 
@@ -48,7 +48,7 @@ pub enum NodeRemovalError {
         /// The node.
         node: NodeId,
     },
-    /// The cluster has neither a member, nor a record, nor a certificate of it.
+    /// The cluster has neither a member, nor a record, nor a ticket, nor a valid certificate of it.
     #[error("the cluster has no node {node}: see the list of members")]
     Unknown {
         /// The node.
@@ -70,8 +70,8 @@ pub enum NodeRemovalError {
         /// The cause.
         source: CaError,
     },
-    /// Its ticket could not be deleted.
-    #[error("can't delete the ticket of node {node}")]
+    /// Its ticket could not be read or deleted.
+    #[error("can't read or delete the ticket of node {node}")]
     Ticket {
         /// The node.
         node: NodeId,
@@ -123,6 +123,7 @@ impl NodeRemover {
         let record = self.nodes.load_record(node).await;
         let record = record.map_err(|source| NodeRemovalError::Record { node: node.clone(), source })?;
         Ok(record.is_some()
+            || !self.list_tickets_of(node).await?.is_empty()
             || !self.list_members_of(node).await?.is_empty()
             || self.has_valid_certificate(node).await?)
     }
@@ -141,8 +142,20 @@ impl NodeRemover {
     async fn list_members_of(&self, node: &NodeId) -> Result<Vec<Member>, NodeRemovalError> {
         let listed = self.running.cluster_members().list_members().await;
         let mut listed = listed.map_err(|source| NodeRemovalError::Member { node: node.clone(), source })?;
-        listed.retain(|member| member.name.as_deref() == Some(node.as_str()));
+        let tickets = self.list_tickets_of(node).await?;
+        // A learner that has never started has no name: its ticket has its URL.
+        let has_ticket =
+            |member: &Member| tickets.iter().any(|ticket| member.has_peer_url(&ticket.new_member().url));
+        listed.retain(|member| match &member.name {
+            Some(name) => name == node.as_str(),
+            None => member.is_learner && has_ticket(member),
+        });
         Ok(listed)
+    }
+
+    async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<GoldenTicket>, NodeRemovalError> {
+        let tickets = self.tickets.list_tickets_of(node).await;
+        tickets.map_err(|source| NodeRemovalError::Ticket { node: node.clone(), source })
     }
 
     /// Runs one step of a removal.

@@ -186,14 +186,18 @@ impl GoldenTicketIssuer {
 
     /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.
     pub(super) async fn delete_tickets_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
-        let stored = self.tickets.range(KeyRange::prefix(TICKETS_PREFIX)).await;
-        for kv in stored.map_err(TicketIssueError::Kv)?.kvs {
-            if GoldenTicket::from_config(&kv.value).is_ok_and(|ticket| ticket.node_id() == node) {
-                let deleted = self.tickets.delete(KeyRange::single_key(kv.key)).await;
-                deleted.map_err(TicketIssueError::Kv)?;
-            }
+        for ticket in self.list_tickets_of(node).await? {
+            self.delete_ticket(&ticket.new_member().url).await?;
         }
         Ok(())
+    }
+
+    /// The tickets of a node that are still stored.
+    pub(super) async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<GoldenTicket>, TicketIssueError> {
+        let stored = self.tickets.range(KeyRange::prefix(TICKETS_PREFIX)).await;
+        let kvs = stored.map_err(TicketIssueError::Kv)?.kvs;
+        let tickets = kvs.iter().filter_map(|kv| GoldenTicket::from_config(&kv.value).ok());
+        Ok(tickets.filter(|ticket| ticket.node_id() == node).collect())
     }
 
     /// The ticket issued for this URL before, unless its node has joined.

@@ -6,7 +6,7 @@ use nodekeel_cluster::consensus::MembershipError;
 use nodekeel_cluster::node::{NodeId, NodeRemovalError, RemovalStep};
 use nodekeel_cluster::pki::ClusterCa;
 
-use crate::enrolment::MemoryCluster;
+use crate::enrolment::{MemoryCluster, peer_url};
 
 /// The common names of all certificates that are not revoked.
 async fn certified(cluster: &MemoryCluster) -> BTreeSet<String> {
@@ -23,7 +23,9 @@ async fn assert_nodes(cluster: &MemoryCluster, nodes: &[&NodeId]) {
     let nodes: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
     let records = cluster.first.list_records().await.into_iter().map(|stored| stored.id.to_string());
     assert_eq!(records.collect::<BTreeSet<_>>(), nodes, "records");
-    let members = cluster.first.list_members().await.into_iter().filter_map(|member| member.name);
+    // One that has never started has no name.
+    let members =
+        cluster.first.list_members().await.into_iter().map(|member| member.name.unwrap_or_default());
     assert_eq!(members.collect::<BTreeSet<_>>(), nodes, "members");
     assert_eq!(certified(cluster).await, nodes, "certificates");
 }
@@ -69,18 +71,27 @@ async fn a_removal_killed_after_any_step_is_completed_by_the_next() {
 }
 
 #[tokio::test]
-async fn a_node_without_a_record_or_a_member_is_removed_by_what_is_left() {
+async fn a_node_that_never_started_leaves_no_learner_whatever_is_left_of_it() {
     let cluster = MemoryCluster::start().await;
     let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
-    // It has not joined: only its ticket has its name.
-    let ticket = cluster.issue("192.0.2.2").await;
-    let members = cluster.first.node.cluster_members().expect("a running node");
-    for learner in members.list_members().await.expect("listed").iter().filter(|member| member.is_learner) {
-        members.remove_member(learner.id).await.expect("removed");
-    }
     let remover = cluster.first.node.node_remover().expect("a running node");
-    remover.remove_node(ticket.node_id()).await.expect("removed");
-    assert_nodes(&cluster, &[&first]).await;
+    for killed_after in 0..=RemovalStep::ALL.len() {
+        // It has not joined: only its ticket has its name.
+        let ticket = cluster.issue("192.0.2.2").await;
+        for step in &RemovalStep::ALL[..killed_after] {
+            remover.run_step(ticket.node_id(), *step).await.expect("a step");
+        }
+        // Its ticket is the last that is left of a node without a record.
+        match remover.remove_node(ticket.node_id()).await {
+            Err(NodeRemovalError::Unknown { .. }) => assert!(killed_after > 2),
+            removed => removed.expect("removed"),
+        }
+        assert_nodes(&cluster, &[&first]).await;
+        // The place is free, and its address gets another ticket.
+        let url = peer_url("192.0.2.2");
+        assert_ne!(cluster.issue("192.0.2.2").await.node_id(), ticket.node_id());
+        assert!(cluster.issuer().revoke_ticket(&url).await.expect("revoked"));
+    }
     cluster.stop().await;
 }
 
