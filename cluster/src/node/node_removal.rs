@@ -1,13 +1,20 @@
 //! Takes a node out of its cluster.
 
 use std::fmt;
+use std::time::Duration;
 
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
+use tokio::time::{Instant, sleep};
 
 use super::{GoldenTicket, GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError};
 use crate::pki::{CaError, ClusterCa, SubjectNames};
+
+/// The time for which a step is tried again: a cluster whose leader was removed elects another one in some seconds.
+const RETRY_WITHIN: Duration = Duration::from_secs(20);
+/// The pause between these attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A step of a removal. Each can be repeated, and finds what an earlier run has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +95,36 @@ pub enum NodeRemovalError {
     },
 }
 
+impl NodeRemovalError {
+    /// Returns whether the same call may succeed later without any other change.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::ThisNode { .. } | Self::Unknown { .. } => false,
+            // A refusal names what has to change first.
+            Self::Member { source, .. } => matches!(source, MembershipError::Unavailable { .. }),
+            Self::Certificates { source, .. } => source.is_retryable(),
+            Self::Ticket { source, .. } => {
+                matches!(source, TicketIssueError::Kv(error) if error.is_retryable())
+            }
+            Self::Record { source, .. } => source.is_retryable(),
+        }
+    }
+}
+
+/// Makes a call that can be repeated, again and again until this time.
+async fn retry_until<T, Attempt: Future<Output = Result<T, NodeRemovalError>>>(
+    deadline: Instant,
+    call: impl Fn() -> Attempt,
+) -> Result<T, NodeRemovalError> {
+    loop {
+        match call().await {
+            // Nothing notifies of a leader.
+            Err(error) if error.is_retryable() && Instant::now() < deadline => sleep(RETRY_PAUSE).await,
+            result => return result,
+        }
+    }
+}
+
 impl NodeRemover {
     /// Removes nodes of the cluster in which this member takes part.
     ///
@@ -101,7 +138,8 @@ impl NodeRemover {
         Ok(Self { running, nodes, tickets })
     }
 
-    /// Removes a node: its member, its certificates, its ticket and its record. The keys of its volume stay, without which
+    /// Removes a node: its member, its certificates, its ticket and its record. A step that fails since the cluster does not
+    /// answer is tried again for 20 seconds. The keys of its volume stay, without which
     /// it could not open it to be reset.
     ///
     /// # Errors
@@ -110,11 +148,13 @@ impl NodeRemover {
         if self.running.this_member().name.as_deref() == Some(node.as_str()) {
             return Err(NodeRemovalError::ThisNode { node: node.clone() });
         }
-        if !self.is_known(node).await? {
+        let deadline = Instant::now() + RETRY_WITHIN;
+        if !retry_until(deadline, || self.is_known(node)).await? {
             return Err(NodeRemovalError::Unknown { node: node.clone() });
         }
         for step in RemovalStep::ALL {
-            self.run_step(node, step).await?;
+            // The first one may have removed the leader.
+            retry_until(deadline, || self.run_step(node, step)).await?;
         }
         Ok(())
     }
@@ -196,5 +236,48 @@ impl NodeRemover {
 impl fmt::Debug for NodeRemover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NodeRemover").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::consensus::kv::KvError;
+
+    fn no_leader() -> NodeRemovalError {
+        let source = KvError::Unavailable { operation: "get", source: "etcdserver: leader changed".into() };
+        let source = CaError::Store { operation: "read the CA", source };
+        NodeRemovalError::Certificates { node: node(), source }
+    }
+
+    fn node() -> NodeId {
+        "nodekeel-00112233445566778899aabbccddeeff".parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_is_tried_again_until_the_cluster_has_a_leader_or_the_deadline() {
+        let attempts = Cell::new(0);
+        let fails_first = |failures| {
+            attempts.set(0);
+            let attempts = &attempts;
+            move || async move {
+                attempts.set(attempts.get() + 1);
+                if attempts.get() <= failures { Err(no_leader()) } else { Ok(()) }
+            }
+        };
+        let deadline = || Instant::now() + RETRY_WITHIN;
+        retry_until(deadline(), fails_first(9)).await.unwrap();
+        assert_eq!(attempts.get(), 10);
+        let started_at = Instant::now();
+        let failed = retry_until(deadline(), fails_first(u32::MAX)).await.unwrap_err();
+        assert!(failed.is_retryable(), "{failed:?}");
+        assert_eq!(started_at.elapsed(), RETRY_WITHIN);
+        let refused = retry_until(deadline(), || async {
+            Err::<(), _>(NodeRemovalError::Member { node: node(), source: MembershipError::QuorumLoss })
+        });
+        assert!(!refused.await.unwrap_err().is_retryable());
+        assert_eq!(started_at.elapsed(), RETRY_WITHIN, "without a pause");
     }
 }

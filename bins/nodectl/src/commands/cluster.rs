@@ -28,6 +28,9 @@ const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of the defragmentation of one member, which takes some seconds for each gigabyte.
 const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
+/// Timeout of the removal of a node: noded itself repeats its steps for 20 seconds.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The runnable of the enrolment.
 const CLUSTER_DN: &str = "root.cluster";
 
@@ -358,6 +361,7 @@ async fn remove_node(
     args: RemoveArgs,
     printer: &mut Printer,
 ) -> Result<(), CommandError> {
+    api.raise_timeout(REMOVE_TIMEOUT);
     let request = RemoveNodeRequest { node: args.node.clone() };
     api.call(async |client| client.remove_node(request).await).await?;
     let text = format!(

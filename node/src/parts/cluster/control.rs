@@ -181,12 +181,20 @@ fn wire_facts(facts: MemberFacts) -> v1::MemberFacts {
 pub(crate) async fn remove_node(cluster: &ClusterNode, node: &str) -> Result<v1::RemoveNodeResponse, Status> {
     let node: NodeId = node.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))?;
     let remover = cluster.node_remover().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+    let name = node.to_string();
     let removed = tokio::spawn(async move { remover.remove_node(&node).await }).await;
     let removed = removed.map_err(|error| Status::internal(error.to_string()))?;
-    removed.map(|()| v1::RemoveNodeResponse {}).map_err(|error| {
-        let text = add_condition(error_chain(&error), cluster.condition().as_deref());
-        Status::new(removal_error_code(&error), text)
-    })
+    removed
+        .map(|()| v1::RemoveNodeResponse {})
+        .map_err(|error| removal_status(&error, &name, cluster.condition().as_deref()))
+}
+
+fn removal_status(error: &NodeRemovalError, node: &str, condition: Option<&str>) -> Status {
+    let mut text = error_chain(error);
+    if error.is_retryable() {
+        text.push_str(&format!("; repeat `nodectl cluster remove {node}`, which completes what was begun"));
+    }
+    Status::new(removal_error_code(error), add_condition(text, condition))
 }
 
 fn removal_error_code(error: &NodeRemovalError) -> Code {
@@ -349,6 +357,29 @@ mod tests {
         );
         assert_eq!(add_condition(condition.into(), Some(condition)), condition);
         assert_eq!(add_condition("no".into(), None), "no");
+    }
+
+    #[test]
+    fn a_removal_that_was_interrupted_names_the_command_to_repeat() {
+        let name = "nodekeel-00112233445566778899aabbccddeeff";
+        let node: NodeId = name.parse().unwrap();
+        let source = KvError::Unavailable { operation: "read", source: "leader changed".into() };
+        let source = CaError::Store { operation: "read the CA", source };
+        let failed = removal_status(
+            &NodeRemovalError::Certificates { node: node.clone(), source },
+            name,
+            Some("waits for a leader"),
+        );
+        assert_eq!(failed.code(), Code::Aborted);
+        assert!(
+            failed.message().ends_with(&format!(
+                "; repeat `nodectl cluster remove {name}`, which completes what was begun; the node is Unhealthy: waits for a leader"
+            )),
+            "{failed}"
+        );
+        let refused = NodeRemovalError::Member { node, source: MembershipError::QuorumLoss };
+        let refused = removal_status(&refused, name, None);
+        assert!(!refused.message().contains("repeat"), "{refused}");
     }
 
     #[test]
