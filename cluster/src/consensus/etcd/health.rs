@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,7 +21,6 @@ use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Credentials;
 use nodekeel_supervisor::process::{Liveness, Readiness};
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::{self, WithoutLeader};
@@ -32,6 +30,7 @@ use super::fault::EtcdFault;
 use super::local_member::LocalMember;
 use super::members::list_entry;
 use super::peer_client::PeerClient;
+use super::transfer::ReceivedData;
 use crate::consensus::{
     ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
     MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
@@ -141,8 +140,8 @@ pub(super) struct HealthWatch {
     pause: Duration,
     /// The quota of this member, in bytes.
     quota: u64,
-    /// What earlier runs have left of transfers, in bytes.
-    left_over: u64,
+    /// What there was before this run.
+    left_over: ReceivedData,
     /// The most that this run has received, in bytes.
     received: Arc<AtomicU64>,
     /// The size of the cluster's data, once a member has told it.
@@ -165,7 +164,7 @@ impl HealthWatch {
         let (data, pause) = (member.files.data.path().to_owned(), member.config.progress_period / 2);
         let (this, report) = (member.peer(), watch::Sender::default());
         let quota = quota_bytes(&member.config.extra_args);
-        let left_over = transferred_bytes(&data).await;
+        let left_over = ReceivedData::read(&data).await;
         Ok(HealthWatch {
             peers,
             client,
@@ -221,7 +220,7 @@ impl HealthWatch {
 
     async fn report_progress(&self, reporter: &StatusReporter<'_>, mut exits: ExitWatch) -> Infallible {
         let (mut progress, mut report) = (Progress::default(), self.report.subscribe());
-        let mut next = Instant::now() + self.pause;
+        let (mut next, mut received) = (Instant::now() + self.pause, ReceivedData::default());
         loop {
             let is_tick = tokio::select! {
                 () = exits.changed() => {
@@ -240,7 +239,7 @@ impl HealthWatch {
             }
             let mut check = self.check(&mut progress, has_served && is_tick, &exits).await;
             if !has_served && check.status.is_none() {
-                check.transfer = self.read_transfer().await;
+                check.transfer = self.read_transfer(&mut received).await;
             }
             reporter.report_condition(assess(&check, has_served, &self.data).as_ref());
         }
@@ -274,21 +273,26 @@ impl HealthWatch {
         })
     }
 
-    /// What the member has received; `None` before the first byte. A transfer that starts over is no progress until it is
-    /// further than the one before.
-    async fn read_transfer(&self) -> Option<DataTransfer> {
-        let now = transferred_bytes(&self.data).await.saturating_sub(self.left_over);
-        let received = self.received.fetch_max(now, Ordering::Relaxed).max(now);
+    /// What the member has received, at most; `None` before the first byte.
+    async fn read_transfer(&self, most: &mut ReceivedData) -> Option<DataTransfer> {
+        let joins = !self.known_peers.is_empty();
+        *most = most.max(ReceivedData::read(&self.data).await.since(self.left_over, joins));
+        let received = most.bytes();
+        self.received.store(received, Ordering::Relaxed);
         if received == 0 {
             return None;
         }
+        // How much of its log a leader sends is not known.
         if self.total.get().is_none()
+            && most.is_database()
             && let Some(total) = self.ask_total().await
         {
             // Only this task sets it.
             let _ = self.total.set(total);
         }
-        Some(DataTransfer { received, total: self.total.get().copied() })
+        // Entries that came after the database may make it more.
+        let total = self.total.get().copied().filter(|total| received <= *total);
+        Some(DataTransfer { received, total })
     }
 
     /// Asks the members of the ticket for the size of their data.
@@ -445,23 +449,6 @@ impl HealthWatch {
             _ => false,
         }
     }
-}
-
-/// The bytes of the databases in a data directory that a leader sends, or has sent.
-///
-/// *Source:* `SaveDBFrom` in etcd's `snap/db.go`.
-async fn transferred_bytes(data: &Path) -> u64 {
-    let directory = data.join("member/snap");
-    let sum = move || {
-        let is_database = |name: &OsStr| {
-            name.to_str().is_some_and(|name| name.starts_with("tmp") || name.ends_with(".snap.db"))
-        };
-        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-        let found = entries.filter(|entry| is_database(&entry.file_name()));
-        found.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum()
-    };
-    // The disk may stand still.
-    spawn_blocking(sum).await.unwrap_or(0)
 }
 
 /// The quota that these arguments of etcd set.

@@ -44,6 +44,7 @@ mod peer_client;
 mod promote;
 mod retry_pause;
 mod starts;
+mod transfer;
 mod version;
 mod witness;
 
