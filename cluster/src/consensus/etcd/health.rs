@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use etcd_client as api;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use nodekeel_localstorage::pki::Credentials;
 use nodekeel_supervisor::process::{Liveness, Readiness};
 use tokio::sync::watch;
@@ -30,6 +30,7 @@ use super::fault::EtcdFault;
 use super::local_member::LocalMember;
 use super::members::list_entry;
 use super::peer_client::PeerClient;
+use super::starts::StartNumber;
 use super::transfer::ReceivedData;
 use crate::consensus::{
     ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
@@ -370,8 +371,10 @@ impl HealthWatch {
                 None => None,
             };
             // Its client port may be closed to this node, or not open yet. A member that has never started is not silent.
-            let answers =
-                is_this || status.is_some() || member.name.is_none() || self.is_answering(&member).await;
+            let answers = is_this
+                || status.is_some()
+                || member.name.is_none()
+                || join(self.is_answering(&member), self.tell_start(&member, client_url)).await.0;
             (member, status.map(|status| status.facts), answers, client)
         }))
         .await;
@@ -439,6 +442,16 @@ impl HealthWatch {
             return Some(self.client.clone());
         }
         self.peers.grpc_client(member.name.as_deref()?, url?).await.ok()
+    }
+
+    /// Tells a voter its start that this member knows: it may wait for that, and know no present address of any other.
+    async fn tell_start(&self, member: &Member, client_url: Option<String>) {
+        let url = member.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
+        if let (Some(name), Some(url)) = (&member.name, url) {
+            let start = StartNumber::from_urls(client_url.as_slice());
+            // Its answer says nothing of its etcd.
+            let _ = self.peers.list_entries_telling(name, &url, start).await;
+        }
     }
 
     /// Returns whether the member answers at its peer port.

@@ -120,3 +120,27 @@ async fn one_of_three_members_restarts_at_another_address(#[values(Debian, Newes
     moved.stop().await;
     first.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_member_that_knows_only_former_addresses_starts_while_the_others_run() {
+    let mut fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(Newest, name));
+    let [(first, _), (second, _), (third, _)] = three_members(&fixtures).await;
+    third.stop().await;
+    let mut moved = Vec::new();
+    for (run, fixture) in [first, second].into_iter().zip(&mut fixtures) {
+        run.stop().await;
+        let number = 2 + u8::try_from(moved.len()).unwrap();
+        moved.push(restart_at(fixture, loopback_address(number)).await);
+    }
+    let (_, one) = &moved[0];
+    let root = one.root_kv();
+    retried(async || root.put(b"/k", b"without it").await).await;
+    let mut third = fixtures[2].run(fixtures[2].restart_options());
+    let three = third.wait_running().await;
+    assert_eq!(three.root_kv().get(b"/k").await.unwrap().unwrap().value, b"without it");
+    third.stop().await;
+    for (run, _) in moved {
+        run.stop().await;
+    }
+}
