@@ -95,6 +95,16 @@ pub enum ArchivedImageError {
         /// The name.
         name: ImageName,
     },
+    /// The [`ImagePolicy`](crate::ImagePolicy) refuses the image.
+    #[error("image {name} with {digest} is not allowed: {reason}")]
+    NotAllowed {
+        /// The image.
+        name: ImageName,
+        /// The digest of its manifest, or of its index of manifests.
+        digest: Digest,
+        /// The reason, and what is to be done.
+        reason: String,
+    },
     /// The images exceed a limit of [`ImportLimits`](crate::ImportLimits).
     #[error(
         "archive exceeds the limit of {limit} {of}: check that it is an image archive, or raise the limit"
@@ -139,6 +149,11 @@ impl LeftOutImage {
     /// True if nothing is wrong: this is content that is not for this node.
     pub fn is_foreign(&self) -> bool {
         matches!(&self.reason, LeftOutReason::Archive(error) if error.is_foreign())
+    }
+
+    /// True if the policy refuses it.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(&self.reason, LeftOutReason::Archive(ArchivedImageError::NotAllowed { .. }))
     }
 }
 

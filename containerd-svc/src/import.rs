@@ -14,7 +14,7 @@ use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason}
 use crate::image::{Descriptor, Image, Labels};
 use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
 use crate::store::{ImportSession, IncomingBlob};
-use crate::{Digest, ImageName, ImageStoreError};
+use crate::{Digest, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedImage};
 
 use index::{ArchiveIndex, Judgement};
 use names::ImageCandidates;
@@ -26,6 +26,8 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) scope: ImageScope<'a>,
     /// The repository of images with only a tag.
     pub(crate) repository: &'a str,
+    /// Decides which of its images are listed; all if there is none.
+    pub(crate) policy: Option<&'a dyn ImagePolicy>,
     /// True if layers are unpacked during the import.
     pub(crate) unpack: bool,
     /// The sizes of the archive's files, once it had to be measured.
@@ -140,6 +142,10 @@ async fn finish_import(
 
 /// The reason why a bundle has no image at all: a fault rather than what is only not for this node.
 fn main_reason(left_out: Vec<LeftOutImage>) -> BundleError {
+    // The error has room for one, and an operator allows them together.
+    for image in left_out.iter().filter(|image| left_out.len() > 1 && image.is_refused()) {
+        tracing::error!("left out {image}");
+    }
     match left_out.into_iter().min_by_key(LeftOutImage::is_foreign).map(|image| image.reason) {
         Some(LeftOutReason::Archive(error)) => error.into(),
         Some(LeftOutReason::Store(error)) => BundleError::Refused(error),
@@ -176,7 +182,7 @@ async fn choose_images(
     let mut left_out: Vec<_> = candidates.left_out.into_iter().map(leave_out).collect();
     let mut chosen = Vec::new();
     for (name, targets) in candidates.named {
-        match choose_target(job, &mut walk, &name, targets).await {
+        match choose_target(job, &mut walk, &name, &targets).await {
             Ok((target, content)) => chosen.push(ChosenImage { name, target, content }),
             Err(BundleError::Image(error)) => left_out.push(leave_out((name.to_string(), error))),
             Err(error) => return Err(error),
@@ -185,20 +191,38 @@ async fn choose_images(
     Ok((chosen, left_out))
 }
 
+/// Asks the policy whether an image may be listed.
+pub(crate) async fn check_policy(
+    policy: Option<&dyn ImagePolicy>,
+    namespace: &Namespace,
+    name: &ImageName,
+    digest: Digest,
+) -> Result<(), ArchivedImageError> {
+    let Some(policy) = policy else { return Ok(()) };
+    let checked = policy.check_image(OfferedImage { namespace, name, digest: &digest }).await;
+    checked.map_err(|reason| ArchivedImageError::NotAllowed { name: name.clone(), digest, reason })
+}
+
 /// A name may have several targets, such as one for each platform: exactly one has to be for this node.
 async fn choose_target(
     job: ImportJob<'_>,
     walk: &mut ImageWalk<'_>,
     name: &ImageName,
-    targets: Vec<Descriptor>,
+    targets: &[Descriptor],
 ) -> Result<(Descriptor, Arc<TargetContent>), BundleError> {
     let (mut fitting, mut available, mut artifact) = (Vec::new(), Vec::new(), None);
     for target in targets {
-        let content = walk.follow_target(&target).await?;
+        let allowed = check_policy(job.policy, job.scope.namespace, name, target.digest).await;
+        let content = match walk.follow_target(target).await {
+            // An image that is refused is not read, so that it lacks content.
+            Err(BundleError::Image(error)) => return Err(allowed.err().unwrap_or(error).into()),
+            followed => followed?,
+        };
         available.extend(content.others.iter().cloned());
         artifact = artifact.or_else(|| content.artifact.clone());
         if !content.runnable_images.is_empty() {
-            fitting.push((target, content));
+            allowed?;
+            fitting.push((target.clone(), content));
         }
     }
     let error = match (fitting.len(), artifact) {

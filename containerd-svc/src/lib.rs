@@ -1,8 +1,8 @@
 //! Runs containerd as a supervised process and imports preseeded images before any pod needs them.
 //!
 //! The crate pulls nothing from a registry, runs no containers and implements no CRI: containerd does that. It
-//! verifies what it imports by digest. Access to the bundle directory is the operator's decision: every
-//! bundle in it is imported.
+//! verifies what it imports by digest. Access to the bundle directory is the operator's decision: every image for
+//! this node in it is imported, unless an [`ImagePolicy`] refuses it.
 //!
 //! ```text
 //!  ContainerdSettings ─▶ config.toml ─┐
@@ -67,6 +67,7 @@
 //! # Bring your own
 //! - [`ImageStore`]: where images are stored. `testing::conformance` checks an implementation;
 //!   `ContainerdImages` (feature `client`) is the one for containerd.
+//! - [`ImagePolicy`]: which images may be listed. [`AllowList`] is the one by digests.
 //!
 //! # Features
 //! - `client`: `Containerd`, the runnable, and `ContainerdImages`. It needs protoc at build time.
@@ -99,6 +100,7 @@ mod limits;
 mod name;
 mod plan;
 mod platform;
+mod policy;
 mod prepare;
 mod preseed;
 mod runsc;
@@ -134,6 +136,7 @@ pub use plan::{
     PreseedPlan, WantedBundles, plan_preseed,
 };
 pub use platform::Platform;
+pub use policy::{AllowList, AllowedImage, ImagePolicy, InvalidAllowedImage, OfferedImage};
 pub use prepare::{PrepareError, prepare_layout};
 pub use preseed::{
     BundleCounts, BundleOutcome, DamagedImage, ImageProof, ImageStage, ImageState, Preseed, PreseedError,

@@ -114,6 +114,13 @@ impl ImageName {
 }
 
 impl ImageName {
+    /// The name without its tag or digest.
+    pub(crate) fn repository(&self) -> &str {
+        // A complete name has one of the two.
+        let named = self.0.split_once('@').or_else(|| self.0.rsplit_once(':'));
+        named.map_or(&self.0, |(repository, _)| repository)
+    }
+
     /// The same repository with this digest in the place of the tag; `None` for a name with a digest.
     pub(crate) fn with_digest(&self, digest: &crate::Digest) -> Option<Self> {
         // A complete name without a digest has a tag.

@@ -21,7 +21,7 @@ use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{Digest, ImportLimits, InstanceId, Namespace, Platform};
+use crate::{Digest, ImagePolicy, ImportLimits, InstanceId, Namespace, Platform};
 
 use pass::PreseedPass;
 pub use proof::{DamagedImage, ImageProof, ProofKind};
@@ -50,6 +50,7 @@ pub struct Preseed {
     pins_images: bool,
     required_images: Vec<RequiredImage>,
     lists_digests: bool,
+    policy: Option<Arc<dyn ImagePolicy>>,
     instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
     problem: Arc<watch::Sender<Option<String>>>,
@@ -265,6 +266,7 @@ impl Preseed {
             pins_images: true,
             required_images: Vec::new(),
             lists_digests: false,
+            policy: None,
             instance: InstanceId::default(),
             memory: Arc::default(),
             problem: Arc::new(watch::channel(None).0),
@@ -320,6 +322,14 @@ impl Preseed {
     #[must_use]
     pub fn with_digest_names(mut self, list: bool) -> Self {
         self.lists_digests = list;
+        self
+    }
+
+    /// Sets who decides which images are listed. Default: nobody; all of them are. An image that is listed already and that
+    /// the policy refuses stays as it is: it has failed by name until it is removed from its bundle.
+    #[must_use]
+    pub fn with_policy(mut self, policy: Arc<dyn ImagePolicy>) -> Self {
+        self.policy = Some(policy);
         self
     }
 

@@ -8,11 +8,11 @@ use crate::image::{Image, Labels};
 use crate::image_walk::ImageScope;
 use crate::import::{self, ImportJob, ImportedImages, MeasuredFiles};
 use crate::scan::repository_name;
-use crate::{Descriptor, ImageName, ImageStore, ImportLimits, Namespace, Platform};
+use crate::{Descriptor, ImageName, ImagePolicy, ImageStore, ImportLimits, Namespace, Platform};
 
 /// Imports the images of one archive, for this machine's platform. Unlike [`Preseed`](crate::Preseed), it
 /// always reads the archive, neither pins nor labels the images, and replaces the image of an existing name. An image
-/// that is damaged or not for this machine is left out, and does not affect the others.
+/// that is damaged, not for this machine or refused by the policy is left out, and does not affect the others.
 ///
 /// The file is read once, from its current position; `path` names it in errors, and its last component
 /// is the repository of images with only a tag.
@@ -28,12 +28,14 @@ pub async fn import_archive(
     path: &Path,
     file: File,
     limits: &ImportLimits,
+    policy: Option<&dyn ImagePolicy>,
 ) -> Result<ImportedImages, ImportError> {
     let platform = Platform::of_build_target();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let job = ImportJob {
         scope: ImageScope { store, namespace, platform: &platform, limits },
         repository: repository_name(&name).unwrap_or(&name),
+        policy,
         unpack: false,
         measured: &MeasuredFiles::default(),
     };

@@ -372,6 +372,10 @@ fn containerd_is_configured_by_settings_or_by_a_file() {
             "services.containerd = { preseed = \"/i\", required = [\"pause.tar\", \"Pause:1\"] }".into(),
             "services.containerd.required: invalid image name \"Pause:1\"",
         ),
+        (
+            "services.containerd.allow = [\"pause:3.10\"]".into(),
+            "services.containerd.allow: invalid image \"pause:3.10\": expected sha256:DIGEST",
+        ),
     ]);
     let config =
         parse_config(&format!("{cri}default_runtime = \"runsc\"\n[services.containerd.cri.runsc]\n"))

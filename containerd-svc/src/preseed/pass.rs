@@ -156,10 +156,16 @@ impl<'a> PreseedPass<'a> {
 
     /// Applies changes of images; returns those that were possible.
     async fn apply_changes(&mut self, mut changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
-        let mut applied = Vec::new();
-        for ImageUpdate { image, .. } in &mut changes {
+        let (mut applied, mut refused) = (Vec::new(), Vec::new());
+        for ImageUpdate { namespace, kind, image } in &mut changes {
             image.labels = self.preseed.instance.write_labels(std::mem::take(&mut image.labels));
+            if *kind == ImageUpdateKind::Repoint {
+                let checked = self.check_policy(namespace, &image.name, image.target.digest).await;
+                // Its bundle has failed with the reason.
+                refused.extend(checked.is_err().then(|| (namespace.clone(), image.name.clone())));
+            }
         }
+        changes.retain(|change| !refused.contains(&(change.namespace.clone(), change.image.name.clone())));
         // A session is for one namespace, and the plan has the changes of each next to each other.
         for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
             if let Err(error) = apply_changes(self.store, changes, &mut applied).await {
@@ -279,7 +285,10 @@ impl<'a> PreseedPass<'a> {
             && let Some(images) =
                 survey_images(scope, &images, *unpacks_layers).await.map_err(to_import_error)?
         {
-            return Ok(Processed { images, left_out: known.unwrap_or_default(), is_imported: false });
+            let (images, mut refused) = self.apply_policy(bundle, images).await;
+            let mut left_out = known.unwrap_or_default();
+            left_out.append(&mut refused);
+            return Ok(Processed { images, left_out, is_imported: false });
         }
         // Either the bundle is due, or content of its images was lost.
         let (directory, opened) = (bundle_dir.clone(), bundle.clone());
@@ -289,7 +298,8 @@ impl<'a> PreseedPass<'a> {
         let repository = repository_name(&bundle.file).unwrap_or_default();
         // Taken out, and put back below if the bundle still does not fit.
         let measured = self.preseed.lock_memory().measured.remove(bundle).unwrap_or_default();
-        let job = ImportJob { scope, repository, unpack: *unpacks_layers, measured: &measured };
+        let policy = self.preseed.policy.as_deref();
+        let job = ImportJob { scope, repository, policy, unpack: *unpacks_layers, measured: &measured };
         let start = Instant::now();
         let mut owned = Vec::new();
         let imported = import::import_bundle(job, file, &mut |targets, left_out| {
@@ -326,6 +336,34 @@ impl<'a> PreseedPass<'a> {
             return Err(ImportError::Store { path, source });
         };
         Ok(Processed { images, left_out, is_imported: true })
+    }
+
+    /// Leaves out the listed images that the policy refuses: it may be another one than at their import.
+    async fn apply_policy(
+        &self,
+        bundle: &Bundle,
+        images: Vec<StoredImage>,
+    ) -> (Vec<StoredImage>, Vec<LeftOutImage>) {
+        let (mut allowed, mut refused) = (Vec::new(), Vec::new());
+        for image in images {
+            match self.check_policy(&bundle.namespace, &image.name, image.target).await {
+                Ok(()) => allowed.push(image),
+                Err(error) => {
+                    refused.push(LeftOutImage { name: image.name, reason: LeftOutReason::Archive(error) });
+                }
+            }
+        }
+        (allowed, refused)
+    }
+
+    async fn check_policy(
+        &self,
+        namespace: &Namespace,
+        name: &str,
+        digest: Digest,
+    ) -> Result<(), ArchivedImageError> {
+        let name = name.parse().map_err(ArchivedImageError::InvalidName)?;
+        import::check_policy(self.preseed.policy.as_deref(), namespace, &name, digest).await
     }
 
     /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an

@@ -136,6 +136,7 @@ async fn files_of_content_that_are_deleted_or_truncated_are_written_again(
         &bundle,
         file,
         &ImportLimits::default(),
+        None,
     )
     .await
     .unwrap();

@@ -10,6 +10,7 @@ mod hostile;
 mod incremental;
 mod instances;
 mod mixed_bundles;
+mod policy;
 mod reconcile;
 mod runsc;
 mod single_archive;

@@ -20,6 +20,7 @@ async fn import_bytes(store: &MemStore, bytes: &[u8]) -> Result<Vec<Image>, Impo
         Path::new("/images/archive.tar.gz"),
         archive,
         &ImportLimits::default(),
+        None,
     )
     .await?;
     assert!(imported.left_out.is_empty(), "{imported:?}");

@@ -164,6 +164,7 @@ impl PlannedRunnable for ContainerdPlan {
             socket,
             disk_reserve(&self.config),
             self.config.import_limits(),
+            self.config.image_policy(),
             preseed.clone(),
         ));
         node.extensions().insert(Arc::clone(&images));

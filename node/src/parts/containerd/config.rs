@@ -1,8 +1,11 @@
 //! `[services.containerd]`: a private containerd of the node.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use nodekeel_containerd_svc::{CriSettings, ImportLimits, RequiredImage, RuntimeHandler};
+use nodekeel_containerd_svc::{
+    AllowList, AllowedImage, CriSettings, ImagePolicy, ImportLimits, RequiredImage, RuntimeHandler,
+};
 use nodekeel_fsquota::Bytes;
 use serde::Deserialize;
 
@@ -21,6 +24,9 @@ pub struct ContainerdConfig {
     /// The archives or images of it that are imported first, and make `root.containerd.preseed` ready: `NAME.tar`,
     /// `NAMESPACE/NAME.tar`, or the name of an image. Empty: all of them.
     pub required: Vec<String>,
+    /// The images that archives may bring, as `sha256:DIGEST` or `REPOSITORY@sha256:DIGEST`; `None` allows all of them. It
+    /// binds `nodectl images --import`, too, but not a kubelet's pulls.
+    pub allow: Option<Vec<String>>,
     /// Bytes that images leave free on the disk, by a project limit of containerd's root on an XFS with project quotas,
     /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
     /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
@@ -47,6 +53,13 @@ impl ContainerdConfig {
         limits.zstd_window = self.zstd_window.0;
         limits
     }
+
+    /// The policy of what archives may bring, if there is one.
+    pub(super) fn image_policy(&self) -> Option<Arc<dyn ImagePolicy>> {
+        // The check of the configuration has refused what is no entry.
+        let allowed = self.allow.as_ref()?.iter().filter_map(|text| text.parse().ok());
+        Some(Arc::new(AllowList::new(format!("{TABLE}.allow"), allowed)))
+    }
 }
 
 impl Default for ContainerdConfig {
@@ -56,6 +69,7 @@ impl Default for ContainerdConfig {
             binary: None,
             preseed: None,
             required: Vec::new(),
+            allow: None,
             reserve: None,
             zstd_window: Bytes(ImportLimits::default().zstd_window),
             unpack: false,
@@ -97,6 +111,11 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
                 format!("{TABLE}.required"),
                 format!("{error}, or the file name of an archive"),
             );
+        }
+    }
+    for text in containerd.allow.iter().flatten() {
+        if let Err(error) = text.parse::<AllowedImage>() {
+            return reject_field(format!("{TABLE}.allow"), error.to_string());
         }
     }
     // A file of the operator replaces noded's settings, of which the CRI is one.

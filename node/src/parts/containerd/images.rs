@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImageProof, ImageStage, ImageState,
-    ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind, ReadPace,
+    ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImagePolicy, ImageProof, ImageStage,
+    ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind,
+    ReadPace,
 };
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
@@ -40,6 +41,8 @@ pub(crate) struct ImageAccess {
     /// The reserve that images leave free on the disk.
     pub(super) reserve: DiskReserve,
     limits: ImportLimits,
+    /// Decides which images an import may list.
+    policy: Option<Arc<dyn ImagePolicy>>,
     /// The bundles, if there are any.
     preseed: Option<Preseed>,
 }
@@ -50,9 +53,10 @@ impl ImageAccess {
         socket: PathBuf,
         reserve: DiskReserve,
         limits: ImportLimits,
+        policy: Option<Arc<dyn ImagePolicy>>,
         preseed: Option<Preseed>,
     ) -> Self {
-        Self { socket, root: Mutex::default(), reserve, limits, preseed }
+        Self { socket, root: Mutex::default(), reserve, limits, policy, preseed }
     }
 
     /// The directory of the images; `None` before containerd has started.
@@ -250,8 +254,11 @@ pub(crate) async fn import_images(
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
     // An operator may import an archive again because its image is damaged.
     let limits = images.as_ref().map(|images| images.limits.clone()).unwrap_or_default();
+    let policy = images.as_ref().and_then(|images| images.policy.clone());
     let store = connect_store(images).await?.with_layer_verification();
-    let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file, &limits).await;
+    let imported =
+        nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file, &limits, policy.as_deref())
+            .await;
     let imported = imported.map_err(|error| {
         // A retryable error is one of containerd. Any other is one of the archive, which the caller can correct.
         if error.is_retryable() {

@@ -79,6 +79,10 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     let required = config.required.iter().filter_map(|text| text.parse().ok());
     let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
     let preseed = preseed.with_limits(config.import_limits());
+    let preseed = match config.image_policy() {
+        Some(policy) => preseed.with_policy(policy),
+        None => preseed,
+    };
     // A configuration of the operator has a CRI unless it disables that.
     let preseed = preseed.with_digest_names(config.cri.is_some() || config.config.is_some());
     let mut registry = Registry::with_prefix(metric_prefix());

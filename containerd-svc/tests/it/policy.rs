@@ -1,0 +1,82 @@
+//! Images are listed only if the policy allows them.
+
+use std::sync::Arc;
+
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::{AllowList, Preseed, PreseedReport};
+
+use crate::bundles::{BundleFixture, archive_of, count_outcomes, k8s_namespace};
+
+/// A new process whose list has these entries.
+async fn run_with(bundles: &BundleFixture, allowed: &[String]) -> PreseedReport {
+    let allowed = allowed.iter().map(|entry| entry.parse().unwrap());
+    let policy = Arc::new(AllowList::new("images.allow", allowed));
+    Preseed::new(bundles.directory.path()).with_policy(policy).run(&bundles.store).await.unwrap()
+}
+
+/// The entries that the failures ask for.
+fn asked_entries(report: &PreseedReport) -> Vec<String> {
+    let entry = |failure: &String| {
+        assert!(failure.contains(" is not allowed: ") && failure.contains("images.allow"), "{failure}");
+        failure.split('"').nth(1).unwrap().to_owned()
+    };
+    report.failures().iter().map(entry).collect()
+}
+
+#[tokio::test]
+async fn only_allowed_images_are_listed_and_a_refused_one_is_named_with_its_entry() {
+    for (format, is_compressed) in [
+        (BuiltArchiveFormat::OciLayout, false),
+        (BuiltArchiveFormat::OciLayout, true),
+        (BuiltArchiveFormat::DockerArchive, false),
+    ] {
+        let bundles = BundleFixture::new();
+        let archive = ArchiveBuilder::new(format)
+            .with_image(&["localhost/a:1"], b"first")
+            .with_image(&["localhost/b:1"], b"other");
+        let bytes = if is_compressed { archive.to_gzip() } else { archive.to_tar() };
+        bundles.put_bundle("a.tar", &bytes);
+        let report = run_with(&bundles, &[]).await;
+        assert_eq!((count_outcomes(&report), bundles.list_images().await), ([0, 0, 1], vec![]));
+        assert!(bundles.store.content_digests(&k8s_namespace()).is_empty(), "nothing of it is kept");
+        // What the first failure asks for allows that image and no other; the mark says that there is more.
+        let first = asked_entries(&report);
+        let report = run_with(&bundles, &first).await;
+        assert_eq!(bundles.image_names().await, ["localhost/a:1"]);
+        let second = asked_entries(&report);
+        assert!(second[0].starts_with("localhost/b@sha256:") && second.len() == 1, "{second:?}");
+        let report = run_with(&bundles, &[first, second].concat()).await;
+        assert_eq!(report.failures(), [""; 0]);
+        assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/b:1"]);
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_is_not_allowed_any_more_has_failed_by_name_and_stays() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").put_image("b.tar", "localhost/b:1", b"b");
+    bundles.run_preseed().await;
+    let (before, sessions) = (bundles.list_images().await, bundles.store.call_count(StoreCall::BeginImport));
+    let report = run_with(&bundles, &[format!("localhost/a@{}", before[0].target.digest)]).await;
+    assert_eq!(asked_entries(&report), [format!("localhost/b@{}", before[1].target.digest)]);
+    assert_eq!(bundles.list_images().await, before);
+    assert_eq!(bundles.store.call_count(StoreCall::BeginImport), sessions, "no bundle is read again");
+}
+
+#[tokio::test]
+async fn a_name_does_not_go_over_to_an_image_that_is_not_allowed() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/same:1", b"a");
+    let second = archive_of("localhost/same:1", b"b").with_image(&["localhost/other:1"], b"b");
+    bundles.put_bundle("b.tar", &second.to_tar()).run_preseed().await;
+    let images = bundles.list_images().await;
+    let first = images.iter().find(|image| image.name == "localhost/same:1").unwrap().target.clone();
+    std::fs::remove_file(bundles.path("a.tar")).unwrap();
+    let report = run_with(&bundles, &[first.digest.to_string()]).await;
+    assert_eq!(report.changes.len(), 0, "{report:?}");
+    let images = bundles.list_images().await;
+    assert_eq!(images.iter().find(|image| image.name == "localhost/same:1").unwrap().target, first);
+    // Once it is allowed, it does.
+    let second = images.iter().find(|image| image.name == "localhost/other:1").unwrap().target.digest;
+    assert_eq!(run_with(&bundles, &[second.to_string()]).await.changes.len(), 1);
+}
