@@ -292,5 +292,7 @@ async fn after_a_power_cut_images_are_compared_once_their_bundles_are_there(
     preseed.request_pass().await;
     assert_eq!(fs::read_to_string(&mark).unwrap(), "the boot before\n", "nothing was compared");
     fs::rename(&away, &bundles).unwrap();
+    preseed.request_pass().await;
+    wait_mark(mark, Some(fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap())).await;
     daemon.stop().await;
 }
