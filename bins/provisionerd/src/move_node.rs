@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -62,8 +63,9 @@ pub(crate) struct SettleFlags {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StreamHeader {
-    /// The limits of the volume.
-    bytes: Option<u64>,
+    /// The limit of the volume, without which none is sent.
+    bytes: NonZeroU64,
+    /// The other limit.
     inodes: Option<u64>,
 }
 
@@ -74,10 +76,10 @@ pub(crate) fn run_send(flags: SendFlags) -> Result<ExitCode> {
     ensure!(kind == VolumeKind::Directory, "can't send volume {id}: it is a {kind} volume, and no directory");
     check_unmounted(&config, &entry)?;
     let limits = entry.usage.map(|usage| usage.limits).unwrap_or_default();
-    let header = StreamHeader {
-        bytes: limits.bytes.map(|bytes| bytes.0),
-        inodes: limits.inodes.map(|inodes| inodes.0),
-    };
+    let bytes = limits.bytes.and_then(|bytes| NonZeroU64::new(bytes.0)).with_context(|| {
+        format!("volume {id} has no limit, or it can't be read: `provisionerd check` says why")
+    })?;
+    let header = StreamHeader { bytes, inodes: limits.inodes.map(|inodes| inodes.0) };
     let mut header = serde_json::to_string(&header).context("can't format the header")?;
     header.push('\n');
     if flags.check {
@@ -104,7 +106,7 @@ pub(crate) fn run_receive(flags: ReceiveFlags) -> Result<ExitCode> {
     let importer = open_importer(&config)?.with_ceiling(config.capacity_policy()?);
     let mut stdin = io::stdin().lock();
     let header = read_header(&mut stdin).context("can't read the volume: the other node did not send it")?;
-    let limits = QuotaLimits { bytes: header.bytes.map(Bytes), inodes: header.inodes.map(Inodes) };
+    let limits = QuotaLimits { bytes: Some(Bytes(header.bytes.get())), inodes: header.inodes.map(Inodes) };
     if check {
         importer.check_arrival(&id, &owner, limits)?;
     } else {
@@ -243,8 +245,14 @@ mod tests {
     fn a_header_is_one_short_line() {
         let mut stream = &b"{\"bytes\":5,\"inodes\":null}\nrest"[..];
         let header = read_header(&mut stream).expect("a header");
-        assert_eq!((header, stream), (StreamHeader { bytes: Some(5), inodes: None }, &b"rest"[..]));
-        for bad in [&b""[..], b"{\"bytes\":5", b"{}x\n", &[b'x'; 2 * MAX_HEADER_BYTES]] {
+        assert_eq!(
+            (header, stream),
+            (StreamHeader { bytes: NonZeroU64::new(5).unwrap(), inodes: None }, &b"rest"[..])
+        );
+        let unlimited = [&b"{}\n"[..], b"{\"bytes\":null}\n", b"{\"bytes\":0,\"inodes\":5}\n"];
+        for bad in
+            [&b""[..], b"{\"bytes\":5", b"{}x\n", &[b'x'; 2 * MAX_HEADER_BYTES]].into_iter().chain(unlimited)
+        {
             read_header(&mut { bad }).expect_err("no header");
         }
     }

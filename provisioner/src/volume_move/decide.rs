@@ -177,6 +177,10 @@ pub(super) fn plan_move(
         },
         // Its data may be being removed: only a bound one is frozen, and this one was not changed.
         (false, _) if !is_bound(found) => Ok(MoveAction::Abandon(Some(MoveRejection::ClaimDeleted))),
+        // What is created later is as recorded: its policy or its size may have been changed since.
+        (false, _) if found.metadata.resource_version != recorded.metadata.resource_version => {
+            Ok(MoveAction::RecordVolume)
+        }
         (false, _) => Ok(MoveAction::Freeze),
     }
 }
@@ -305,6 +309,8 @@ mod tests {
         for is_cancelled in [false, true] {
             let recorded = MoveRecord { is_cancelled, ..recorded.clone() };
             assert_eq!(plan(&recorded, Some(&bound(json!({})))), Ok(MoveAction::Freeze));
+            let changed = bound(json!({ "metadata": { "resourceVersion": "later" } }));
+            assert_eq!(plan(&recorded, Some(&changed)), Ok(MoveAction::RecordVolume));
             assert_eq!(plan(&recorded, Some(&frozen(json!({})))), Ok(MoveAction::Delete));
             assert_eq!(plan(&recorded, Some(&frozen(deleting.clone()))), Ok(MoveAction::RemoveFinalizers));
             // Wherever it was created, it is used there.
