@@ -233,11 +233,11 @@ impl NodeVolumes {
     /// Releases the devices of volumes that are published nowhere: a killed process leaves them attached.
     pub(super) fn release_unused(&self, in_flight: &InFlightCalls) -> Result<(), TargetMountError> {
         for id in self.mounter.list_attached()? {
+            // Before the mark: a disk that hangs here must not keep the volumes of others marked.
+            let Ok(volume) = self.volumes.inspect(&id) else { continue };
             // A call in flight does it itself, if it must.
             let Some(_guard) = in_flight.try_acquire(&id) else { continue };
-            if let Ok(volume) = self.volumes.inspect(&id) {
-                self.mounter.release(&volume)?;
-            }
+            self.mounter.release(&volume)?;
         }
         Ok(())
     }

@@ -228,16 +228,19 @@ impl NodePlugin {
         let volumes: Vec<_> = self.stores.iter().map(|store| service.volumes_of(store)).collect();
         let in_flight = self.in_flight.clone();
         Box::pin(async move {
-            let release = tokio::task::spawn_blocking(move || {
-                for volumes in volumes {
+            // All at once: a disk that hangs delays the devices of no other.
+            let releases = volumes.into_iter().map(|volumes| {
+                let in_flight = in_flight.clone();
+                tokio::task::spawn_blocking(move || {
                     if let Err(error) = volumes.release_unused(&in_flight) {
                         tracing::warn!(
                             "can't release devices of unpublished volumes: {}",
                             format_chain(&error)
                         );
                     }
-                }
+                })
             });
+            let release = futures_util::future::join_all(releases);
             if tokio::time::timeout(RELEASE_WITHIN, release).await.is_err() {
                 tracing::warn!(
                     "releasing devices of unpublished volumes takes long: is the disk overloaded?"

@@ -140,3 +140,101 @@ async fn a_volume_that_may_be_in_an_absent_store_is_not_said_to_be_missing() {
     // A pod terminates all the same.
     assert_eq!(client.unpublish(&id(1), &node.pod("a")).await, Ok(()));
 }
+
+/// Volumes of a disk that hangs until this is told to go on.
+#[derive(Debug, Clone, Default)]
+struct HungVolumes(Arc<(std::sync::Mutex<bool>, std::sync::Condvar)>);
+
+impl HungVolumes {
+    fn go_on(&self) {
+        *self.0.0.lock().expect("not poisoned") = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl VolumeOpener for HungVolumes {
+    fn open(
+        &self,
+        id: &VolumeId,
+    ) -> Result<nodekeel_provisioner::OpenVolume, nodekeel_provisioner::VolumeStoreError> {
+        let released = self.0.0.lock().expect("not poisoned");
+        drop(self.0.1.wait_while(released, |released| !*released));
+        Err(nodekeel_provisioner::VolumeStoreError::NotFound { id: id.clone() })
+    }
+}
+
+/// Lets the threads end even if the test fails.
+struct GoOn(HungVolumes);
+
+impl Drop for GoOn {
+    fn drop(&mut self) {
+        self.0.go_on();
+    }
+}
+
+async fn start_hung(
+    kubelet: &std::path::Path,
+    fast: &Site,
+    mounter: Arc<dyn nodekeel_provisioner::csi::VolumeMounter>,
+) -> (PluginServer, GoOn) {
+    fs::create_dir_all(kubelet.join("pods")).expect("created");
+    let hung = HungVolumes::default();
+    let deps = PluginDeps {
+        driver: DriverName::try_new(DRIVER).expect("a name"),
+        node: NodeName::try_new("node-a").expect("a name"),
+        store: Arc::new(MemStore::default()),
+        volumes: Arc::new(hung.clone()),
+        mounter,
+    };
+    let name = StoreName::try_new("fast").expect("a name");
+    let plugin = NodePlugin::new(deps, kubelet).expect("valid paths");
+    let plugin = plugin.with_store(name, Arc::new(fast.store.clone()), Arc::new(fast.volumes.clone()));
+    let release = GoOn(hung);
+    (PluginServer::start_plugin(plugin).await, release)
+}
+
+/// Mounts in memory, and a device of a volume that an earlier process has left attached.
+#[derive(Debug, Default)]
+struct Attached(MemMounter);
+
+impl nodekeel_provisioner::csi::VolumeMounter for Attached {
+    fn find_mount(
+        &self,
+        target: &TargetPath,
+    ) -> Result<Option<nodekeel_provisioner::csi::TargetMount>, nodekeel_provisioner::csi::TargetMountError>
+    {
+        self.0.find_mount(target)
+    }
+    fn mount(
+        &self,
+        volume: &nodekeel_provisioner::OpenVolume,
+        target: &TargetPath,
+        flags: nodekeel_provisioner::csi::MountRestrictions,
+    ) -> Result<(), nodekeel_provisioner::csi::TargetMountError> {
+        self.0.mount(volume, target, flags)
+    }
+    fn unmount(&self, target: &TargetPath) -> Result<(), nodekeel_provisioner::csi::TargetMountError> {
+        self.0.unmount(target)
+    }
+    fn list_targets(
+        &self,
+        volume: &nodekeel_provisioner::OpenVolume,
+    ) -> Result<Vec<TargetPath>, nodekeel_provisioner::csi::TargetMountError> {
+        self.0.list_targets(volume)
+    }
+    fn list_attached(&self) -> Result<Vec<VolumeId>, nodekeel_provisioner::csi::TargetMountError> {
+        Ok(vec![id(1)])
+    }
+}
+
+#[tokio::test]
+async fn a_start_while_one_disk_hangs_does_not_lock_the_attached_volumes_of_another() {
+    let (kubelet, fast) = (tempfile::tempdir().expect("a directory"), Site::new());
+    fast.create(&id(1), 8).await;
+    fast.create(&id(2), 8).await;
+    let (server, _release) = start_hung(kubelet.path(), &fast, Arc::new(Attached::default())).await;
+    let mut client = TestClient::connect(&server.socket).await;
+    let path = |name: &str| kubelet.path().join("pods").join(name).display().to_string();
+    assert_eq!(client.send_publish(publish_in("fast", &id(2), &path("b"))).await, Ok(()), "not attached");
+    assert_eq!(client.send_publish(publish_in("fast", &id(1), &path("a"))).await, Ok(()), "attached");
+}
