@@ -210,12 +210,7 @@ impl TreeClone<'_> {
     }
 
     fn clone_file(&mut self, name: &OsStr) -> io::Result<()> {
-        // By now a link may have replaced the file, or a device, which does something when it is opened.
-        let found = opened(self.walk.open_path(name)?)?;
-        let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
-        if metadata.kind != FileKind::File {
-            return Err(Errno::NOENT.into());
-        }
+        let (found, metadata) = find_file(&self.walk, name)?;
         // Only a file with several names has to be recognized, so a tree without hard links needs no table.
         let identity = if metadata.links > 1 { Some(calls::inode_and_birth(&found)?) } else { None };
         if let Some(identity) = identity
@@ -281,6 +276,14 @@ fn opened(outcome: OpenOutcome) -> io::Result<OwnedFd> {
         OpenOutcome::Vanished => Err(Errno::NOENT.into()),
         OpenOutcome::MountPoint => Err(RejectReason::MountPoint.into()),
     }
+}
+
+/// A file of the tree, not opened for reading. By now a link may have replaced it, or a device, which does something when it
+/// is opened.
+fn find_file(walk: &TreeWalk, name: &OsStr) -> io::Result<(OwnedFd, Metadata)> {
+    let found = opened(walk.open_path(name)?)?;
+    let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
+    if metadata.kind == FileKind::File { Ok((found, metadata)) } else { Err(Errno::NOENT.into()) }
 }
 
 fn clone_symlink(from: BorrowedFd<'_>, to: EntryAt<'_>, stat: &Stat) -> io::Result<()> {

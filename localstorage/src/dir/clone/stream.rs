@@ -12,10 +12,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::attributes::{AttributeBuffers, owner_of};
 use super::links::{LinkTable, MAX_TABLE_BYTES};
-use super::{CloneSummary, TreeWalk, WalkEvent, is_vanished, opened};
+use super::{CloneSummary, TreeWalk, WalkEvent, find_file, is_vanished, opened};
 use crate::dir::{Dir, OPEN_DIR_FLAGS};
 use crate::error::{Error, FileOperation, RejectReason};
-use crate::metadata::{FileKind, FileOwner, Metadata};
+use crate::metadata::FileOwner;
 use crate::syscalls::clone::{self as calls, entry_at};
 use crate::syscalls::{self};
 
@@ -278,12 +278,7 @@ impl<W: Write> Sender<W> {
     }
 
     fn send_file(&mut self, name: &OsStr) -> io::Result<()> {
-        // By now a link may have replaced the file, or a device, which does something when it is opened.
-        let found = opened(self.walk.open_path(name)?)?;
-        let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
-        if metadata.kind != FileKind::File {
-            return Err(Errno::NOENT.into());
-        }
+        let (found, metadata) = find_file(&self.walk, name)?;
         let identity = if metadata.links > 1 { Some(calls::inode_and_birth(&found)?) } else { None };
         if let Some(identity) = identity
             && let Some(path) = self.links.find(identity)

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use nodekeel_provisioner::{
 };
 use rustix::io::Errno;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::ability::select;
 use super::dir_node::{deps_of, mount, unmount};
@@ -224,6 +225,16 @@ async fn snapshots(store: &MemStore) -> Vec<String> {
     store.list_snapshots().await.expect("listed").iter().map(ToString::to_string).collect()
 }
 
+/// The directories of two stores.
+fn two_disks() -> (TempDir, [PathBuf; 2]) {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let bases = ["local", "fast"].map(|name| scratch.path().join(name));
+    for base in &bases {
+        fs::create_dir(base).expect("a directory");
+    }
+    (scratch, bases)
+}
+
 /// A store that opens this directory again after it was lost, closed at first if it is absent.
 fn open_store(base: &Path) -> Arc<DirStore> {
     let path = base.to_owned();
@@ -257,11 +268,7 @@ fn start_stores(api: &FakeApi, [store, fast_store]: [Arc<DirStore>; 2]) -> (Prov
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_hangs_at_the_start_takes_none_of_the_other_and_is_served_once_it_answers() {
     let api = api_with_classes();
-    let scratch = tempfile::tempdir().expect("a directory");
-    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
-    for base in [&local_base, &fast_base] {
-        fs::create_dir(base).expect("a directory");
-    }
+    let (_scratch, [local_base, fast_base]) = two_disks();
     let (provisioner, running) = start_in(&api, [&local_base, &fast_base]);
     create_fast_claim(&api, 1);
     wait_bound(&api, "claim-1").await;
@@ -298,11 +305,7 @@ fn is_served(provisioner: &Provisioner) -> [bool; 2] {
 #[tokio::test(start_paused = true)]
 async fn the_volumes_of_an_absent_disk_are_not_gone_and_those_of_the_other_are_served() {
     let api = api_with_classes();
-    let scratch = tempfile::tempdir().expect("a directory");
-    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
-    for base in [&local_base, &fast_base] {
-        fs::create_dir(base).expect("a directory");
-    }
+    let (_scratch, [local_base, fast_base]) = two_disks();
     let (provisioner, running) = start_in(&api, [&local_base, &fast_base]);
     for number in [1, 3] {
         api.create_claim(number, json!({}));
@@ -343,11 +346,7 @@ async fn the_volumes_of_an_absent_disk_are_not_gone_and_those_of_the_other_are_s
 #[tokio::test(start_paused = true)]
 async fn directories_of_two_stores_that_were_exchanged_are_not_served() {
     let api = api_with_classes();
-    let scratch = tempfile::tempdir().expect("a directory");
-    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
-    for base in [&local_base, &fast_base] {
-        fs::create_dir(base).expect("a directory");
-    }
+    let (_scratch, [local_base, fast_base]) = two_disks();
     let (_, running) = start_in(&api, [&local_base, &fast_base]);
     // The other store has no volume that tells it from a new one.
     create_fast_claim(&api, 1);
@@ -380,11 +379,7 @@ fn is_content_ready(api: &FakeApi, number: u32) -> bool {
 #[tokio::test(start_paused = true)]
 async fn snapshots_of_an_absent_disk_do_not_keep_those_of_the_other_waiting() {
     let api = api_with_classes();
-    let scratch = tempfile::tempdir().expect("a directory");
-    let [local_base, fast_base] = ["local", "fast"].map(|name| scratch.path().join(name));
-    for base in [&local_base, &fast_base] {
-        fs::create_dir(base).expect("a directory");
-    }
+    let (_scratch, [local_base, fast_base]) = two_disks();
     let (_, running) = start_in(&api, [&local_base, &fast_base]);
     api.create_claim(9, json!({}));
     wait_bound(&api, "claim-9").await;
