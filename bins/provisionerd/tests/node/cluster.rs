@@ -53,7 +53,7 @@ pub(crate) fn with_cluster(
     let furnish = |_: &Kube, guest: GuestBuilder| Ok(furnish(guest).add_file(IMAGE_AT, image_file()?));
     with_node(file_system, Kube::builder().with_service_accounts(), furnish, |cluster| {
         let import = readme_command("Image", "ctr ")?.replace("provisionerd.tar", IMAGE_AT);
-        cluster.node.run_shell(&import)?;
+        cluster.node.guest().command_output(Command::new("sh").args(["-c", &import]), TIMEOUT)?;
         cluster.readme_kubectl("Objects", "kubectl apply", &[])?;
         // It has separate tests, and an emulated processor is slow.
         cluster.kubectl(&[
