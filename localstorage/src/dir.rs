@@ -22,6 +22,8 @@ mod replace;
 mod trust;
 mod walk;
 
+#[cfg(any(test, feature = "testing"))]
+pub use clone::fuzz_tree_stream;
 pub use clone::{CloneSummary, FileCloner, Reflink};
 pub use entries::RenameMode;
 pub use remove::RemovalProgress;

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::FileCloner;
 use crate::step_journal::{JournalRecord, parse_step_progress};
 
+pub use crate::dir::fuzz_tree_stream;
 pub use crate::failpoints::{SyscallAction, with_failpoint_hook};
 pub use crate::mount::recorder::{MountCall, RecordingMounter};
 pub use crate::mount::table::fuzz_mountinfo;

@@ -22,6 +22,8 @@ mod stream;
 
 use attributes::{AttributeBuffers, owner_of};
 use links::{LinkTable, MAX_TABLE_BYTES};
+#[cfg(any(test, feature = "testing"))]
+pub use stream::fuzz_tree_stream;
 
 /// Copies the content of files.
 ///

@@ -71,7 +71,7 @@ impl Dir {
     }
 
     /// Makes the tree that [`send_tree`](Self::send_tree) has written, in this empty directory that only the caller uses.
-    /// Success only if the whole stream has arrived as it was written. It is durable once the file system is synced; what
+    /// Success only if the whole stream has arrived as it was written, with nothing after it. It is durable once the file system is synced; what
     /// a failed call has made is to be removed.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl<R: Read> Hashing<R> {
     }
 }
 
-/// A stream that is not one, or ends too early.
+/// A stream that is not one, or ends too early or too late.
 fn damaged() -> io::Error {
     RejectReason::DamagedStream.into()
 }
@@ -439,7 +439,9 @@ impl<R: Read> Receiver<'_, R> {
         let mut sent = [0; 32];
         // Its hash is taken above.
         self.from.take(&mut sent)?;
-        if digest[..] != sent { Err(damaged()) } else { Ok(()) }
+        // The end of the stream is its end: what follows was written by nobody whose hash is known.
+        let is_longer = self.from.inner.by_ref().take(1).read_to_end(&mut Vec::new())? > 0;
+        if is_longer || digest[..] != sent { Err(damaged()) } else { Ok(()) }
     }
 
     fn receive_data(&mut self, file: &OwnedFd) -> io::Result<()> {
@@ -483,6 +485,30 @@ fn receive_attributes(from: &mut Hashing<impl Read>, file: BorrowedFd<'_>) -> io
     }
     syscalls::set_mode(file, mode)?;
     Ok(calls::set_times(file, &times)?)
+}
+
+/// Checks that no records make the receiver panic or write outside of its directory, and that a tree that it accepts can be
+/// sent. The directory is empty, and is again after the call. The records are those between the first bytes of a stream and its
+/// hash, which are added.
+///
+/// # Panics
+/// If the check fails.
+#[cfg(any(test, feature = "testing"))]
+pub fn fuzz_tree_stream(scratch: &Dir, records: &[u8]) {
+    let mut to = Hashing { inner: MAGIC.to_vec(), hash: Sha256::new_with_prefix(MAGIC) };
+    to.put(records).expect("a vector takes all bytes");
+    let stream = [&to.inner[..], &to.hash.finalize()].concat();
+    let trees = ["received", "again"]
+        .map(|name| scratch.ensure_dir(name, crate::FileMode::PRIVATE_DIR).expect("a new directory"));
+    if trees[0].receive_tree(&mut stream.as_slice()).is_ok() {
+        let mut stream = Vec::new();
+        trees[0].send_tree(&mut stream).expect("a tree that was received can be sent");
+        trees[1].receive_tree(&mut stream.as_slice()).expect("a tree that was sent can be received");
+    }
+    for name in ["received", "again"] {
+        scratch.remove_tree(name).expect("a tree that was received can be removed");
+    }
+    assert!(scratch.is_empty().expect("a list"), "nothing was written next to the tree");
 }
 
 #[cfg(test)]

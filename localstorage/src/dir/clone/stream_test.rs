@@ -90,7 +90,7 @@ fn a_tree_arrives_with_all_that_a_clone_keeps() {
 }
 
 #[test]
-fn no_part_of_a_stream_and_no_changed_one_is_received() {
+fn no_part_of_a_stream_and_no_changed_or_longer_one_is_received() {
     let (scratch, [source, _]) = scratch();
     fs::create_dir(scratch.path().join("source/below")).expect("a directory");
     fs::write(scratch.path().join("source/below/file"), "data").expect("written");
@@ -107,6 +107,9 @@ fn no_part_of_a_stream_and_no_changed_one_is_received() {
         let mut changed = stream.clone();
         changed[length] ^= 1;
         receive(stream.len() + length, &changed).expect_err("changed");
+    }
+    for more in [&b"\0"[..], &stream] {
+        receive(2 * stream.len() + more.len(), &[&stream, more].concat()).expect_err("more");
     }
     receive(2 * stream.len(), &stream).expect("all of it");
 }
@@ -136,6 +139,25 @@ fn a_stream_writes_nothing_outside_of_its_tree() {
     }
     assert_eq!(fs::read_dir(scratch.path()).expect("a list").count(), 3);
     assert_eq!(fs::read_dir(scratch.path().join("target")).expect("a list").count(), 0);
+}
+
+#[test]
+fn records_of_any_bytes_are_received_within_the_tree_or_refused() {
+    let (scratch, [source, _]) = scratch();
+    fill(&scratch.path().join("source"));
+    let stream = stream_of(&source);
+    let records = &stream[MAGIC.len()..stream.len() - 32];
+    let top = Dir::open(scratch.path()).expect("open");
+    let top = top.ensure_dir("fuzz", FileMode::PRIVATE_DIR).expect("made");
+    fuzz_tree_stream(&top, records);
+    for at in (0..records.len()).step_by(23) {
+        for byte in [0, b'.', b'/', records[at].wrapping_add(1), 0xff] {
+            let mut changed = records.to_vec();
+            changed[at] = byte;
+            fuzz_tree_stream(&top, &changed);
+        }
+        fuzz_tree_stream(&top, &[&records[..at], &records[at + 1..]].concat());
+    }
 }
 
 /// Makes nested directories of this name, and returns the lowest.
