@@ -54,7 +54,9 @@ mod unpublished;
 pub use eraser::EraseBacklog;
 pub use error::DirStoreError;
 pub use image_file::IMAGE_FILE;
-pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
+#[cfg(any(test, feature = "testing"))]
+pub use import::fuzz_move_header;
+pub use import::{ImportMode, ImportOutcome, MoveHeader, SourceError, VolumeImporter};
 pub use inventory::{StoredEntry, StoredPlace};
 pub use options::{DirStoreOptions, DirectoryOpener};
 

@@ -172,7 +172,7 @@ pub use dir_store::{
     DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredEntry,
     StoredPlace,
 };
-pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
+pub use dir_store::{ImportMode, ImportOutcome, MoveHeader, SourceError, VolumeImporter};
 pub use error_chain::format_chain;
 pub use id::{VolumeId, VolumeIdError};
 pub use identity::{
@@ -193,7 +193,7 @@ pub use name::{
     DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, MAX_STORE_NAME_BYTES,
     NodeName, StoreName,
 };
-pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE, node_of_volume};
+pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, STORE_NAME_ATTRIBUTE, node_of_volume, store_of_volume};
 pub use provisioner::{Deps, NamedStore, Provisioner, ProvisionerConfig, RunError, StoreHealth};
 pub use quantity::QuantityError;
 pub use recovery::orphan::{OrphanState, OrphanVolume, plan_orphan};

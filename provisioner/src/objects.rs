@@ -121,6 +121,12 @@ pub(crate) fn store_name(volume: &PersistentVolume) -> Option<&str> {
     Some(csi.volume_attributes.as_ref()?.get(STORE_NAME_ATTRIBUTE)?.as_str()).filter(|name| !name.is_empty())
 }
 
+/// The name and the id of the store that a PersistentVolume names: `None` is the store without a name, and a volume of a release
+/// without identities.
+pub fn store_of_volume(volume: &PersistentVolume) -> (Option<StoreName>, Option<StoreId>) {
+    (store_name(volume).and_then(|name| StoreName::try_new(name).ok()), named_store(volume))
+}
+
 /// The id of a PersistentVolume of this driver, node and store, by its name.
 pub(crate) fn volume_in_store(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> Option<VolumeId> {
     let name = volume.metadata.name.as_deref().filter(|_| is_in_store(identity, volume));

@@ -13,9 +13,11 @@ use serde_json::json;
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::dir_store::{read_kind_mark, read_trash_name};
 use crate::quantity;
+use crate::volume_move::decide::MoveRecord;
 use crate::{VolumeId, VolumeRejection};
 use objects::{NODE, sample_identity, sample_volume};
 
+pub use crate::dir_store::fuzz_move_header;
 pub use conformance::conformance;
 pub use fake_api::{FakeApi, ObjectKind, RequestFault, RequestVerb, ResponseBody};
 pub use image_conformance::image_conformance;
@@ -61,5 +63,13 @@ pub fn fuzz_kind_mark(content: &[u8]) {
     if let Some(mark) = read_kind_mark(content) {
         assert_eq!(mark.as_bytes(), content, "the parsed mark has the same content");
         assert_ne!(mark, "directory\n", "directories have none");
+    }
+}
+
+/// Checks that the record of a move is one that is read as it is written, or is rejected.
+pub fn fuzz_move_record(text: &[u8]) {
+    if let Ok(record) = MoveRecord::parse(&String::from_utf8_lossy(text)) {
+        let written = serde_json::to_string(&record).expect("a record is JSON");
+        assert_eq!(MoveRecord::parse(&written).ok(), Some(record), "{written}");
     }
 }

@@ -6,8 +6,9 @@
 //! Lost in between. A name exists once, so the data are used in one place, however many moves and cancellations run. What is
 //! left of the other copy is removed last.
 //!
-//! A ConfigMap records the move: the PersistentVolume as it was, and whether the copy is complete. Each step is decided from
-//! that and from the PersistentVolume, so each can be killed and repeated.
+//! A ConfigMap records the move: the PersistentVolume as it was, and whether the move was cancelled. Each step is decided from
+//! that and from the PersistentVolume, so each can be killed and repeated. Whether the copy is complete is asked of its node
+//! at once before the PersistentVolume is created there. A move that has ended is over, for each call that has worked on it.
 //!
 //! *Source:* `pv_controller.go`, `syncBoundClaim`: a claim whose volume exists and names its UID is bound.
 
@@ -19,21 +20,28 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use nodekeel_fsquota::QuotaLimits;
 use serde_json::json;
 
 use crate::api::call::{none_if_not_found, status_code};
 use crate::api::timeout::with_timeout;
+use crate::claim::size::inodes_parameter;
+use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::identity::SELECTED_NODE;
 use crate::name::DriverName;
-use crate::objects::store_name;
+use crate::objects::{node_of_volume, store_name};
+use crate::resize::bound_claim::volume_capacity;
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::ErrorSource;
 use crate::store_id::StoreId;
-use decide::{MoveAction, MoveRecord, MoveRejection, check_volume, find_user, plan_move};
+use decide::{
+    MoveAction, MoveRecord, MoveRejection, RECORD_FORMAT, check_volume, find_user, new_volume, plan_move,
+};
 
 /// The prefix of the names of records, before the id of the volume.
 const RECORD_PREFIX: &str = "move-";
@@ -83,6 +91,8 @@ pub struct VolumeCopy {
     pub target: String,
     /// The name of its store, on both nodes; `None` is the one without a name.
     pub store: Option<String>,
+    /// The limits that the PersistentVolume promises. Without one of inodes, the copy has that of the volume.
+    pub limits: QuotaLimits,
 }
 
 /// Acts on nodes.
@@ -91,12 +101,13 @@ pub struct VolumeCopy {
 /// Each method can be called again after an error or a kill, and also while a call that was given up still runs.
 #[async_trait]
 pub trait VolumeCarrier: Send + Sync + fmt::Debug {
-    /// Checks that a volume can be copied: it exists and is not mounted, and the other node has room in that store and
-    /// no volume of this name. Changes nothing.
+    /// Checks that a volume can be copied: it exists in that store alone, is not mounted, and fits into its limits, and the
+    /// other node serves a store of that name, which has room, and no volume of this name. Changes nothing.
     async fn check(&self, copy: &VolumeCopy) -> Result<(), ErrorSource>;
 
-    /// Copies a volume that is not mounted, and verifies the copy. Returns its store once it is complete and durable, at
-    /// once if an earlier call for this owner has made it.
+    /// Copies a volume that is not mounted and has no PersistentVolume, and verifies the copy. Returns its store once it is
+    /// complete and durable, at once if an earlier call for this owner has made it and it is still there. Fails, and leaves
+    /// nothing, if the volume has a PersistentVolume by then.
     async fn copy(&self, copy: &VolumeCopy) -> Result<StoreId, ErrorSource>;
 
     /// Ends a move on a node by what the volume's PersistentVolume says: on this node, the volume must exist, and stays; on
@@ -117,6 +128,13 @@ pub enum MoveOutcome {
     AlreadyThere,
     /// The volume is where it was: the move was cancelled, for this reason if the call has found one.
     Stayed(Option<MoveRejection>),
+    /// The claim was deleted during the move, so that its PersistentVolume is deleted or retained by its policy.
+    ClaimDeleted {
+        /// The volume.
+        id: VolumeId,
+        /// The node that may have a copy, which no PersistentVolume names.
+        copy: Option<String>,
+    },
 }
 
 /// A move failed.
@@ -166,12 +184,17 @@ pub enum MoveError {
         source: kube::Error,
     },
     /// The record of a move can't be read.
-    #[error("can't read ConfigMap {namespace}/{name}: it is not the record of a move; correct or delete it")]
+    #[error(
+        "can't read ConfigMap {namespace}/{name}, the record of a move of volume {id}: use the release that has written it, \
+         or correct it"
+    )]
     InvalidRecord {
         /// The namespace.
         namespace: String,
         /// The name.
         name: String,
+        /// The volume.
+        id: VolumeId,
         /// The cause.
         #[source]
         source: serde_json::Error,
@@ -189,19 +212,23 @@ pub async fn move_volume(deps: &MoveDeps, request: &MoveRequest) -> Result<MoveO
     VolumeMove { deps, request, steps: StepRunner::new(deps.hook.clone()) }.run().await
 }
 
-/// Lists the moves in progress of volumes that were on this node, and may have no PersistentVolume now.
+/// Lists the moves in progress of volumes that were on this node, and may have no PersistentVolume now; and the records that
+/// can't be read, of moves from any node.
 ///
 /// # Errors
-/// [`MoveError::Api`], [`MoveError::InvalidRecord`].
-pub async fn list_moves(deps: &MoveDeps, source: &str) -> Result<Vec<MoveRequest>, MoveError> {
-    let records = read_records(deps).await?.into_iter().map(|stored| stored.record);
-    let of_node = records.filter(|record| record.source() == Some(source));
-    let request = |record: MoveRecord| MoveRequest {
+/// [`MoveError::Api`]; of a record, [`MoveError::InvalidRecord`].
+pub async fn list_moves(
+    deps: &MoveDeps,
+    source: &str,
+) -> Result<Vec<Result<MoveRequest, MoveError>>, MoveError> {
+    let mut records = read_records(deps).await?;
+    records.retain(|stored| stored.as_ref().map_or(true, |stored| stored.record.source == source));
+    let request = |StoredRecord { record, .. }| MoveRequest {
         namespace: record.namespace,
         claim: record.claim,
         target: (!record.is_cancelled).then_some(record.target),
     };
-    Ok(of_node.map(request).collect())
+    Ok(records.into_iter().map(|stored| stored.map(request)).collect())
 }
 
 struct VolumeMove<'a> {
@@ -217,6 +244,15 @@ struct StoredRecord {
     id: VolumeId,
 }
 
+/// The beginning of a move.
+enum Start {
+    Created(Box<StoredRecord>),
+    /// Another call has created the record of this volume.
+    Exists(VolumeId),
+    /// The volume is on the target.
+    AlreadyThere,
+}
+
 impl StoredRecord {
     fn uid(&self) -> &str {
         self.object.metadata.uid.as_deref().unwrap_or_default()
@@ -225,18 +261,31 @@ impl StoredRecord {
 
 impl VolumeMove<'_> {
     async fn run(&self) -> Result<MoveOutcome, MoveError> {
-        let mut reason = None;
+        let (mut last, mut reason, mut copied) = (None::<StoredRecord>, None, None);
+        let mut has_other = false;
         loop {
-            let Some(stored) = self.read_record().await? else {
+            let found = self.read_record().await?;
+            if let Some(last) = &last
+                && found.as_ref().is_none_or(|found| found.uid() != last.uid())
+            {
+                return self.find_end(last).await;
+            }
+            let Some(found) = found else {
                 match self.start().await? {
-                    Some(outcome) => return Ok(outcome),
-                    None => continue,
+                    Start::Created(stored) => last = Some(*stored),
+                    Start::Exists(id) if has_other => {
+                        return Err(self.rejected(MoveRejection::OtherClaim { id }));
+                    }
+                    Start::Exists(_) => has_other = true,
+                    Start::AlreadyThere => return Ok(MoveOutcome::AlreadyThere),
                 }
+                continue;
             };
+            let stored = &*last.insert(found);
             let record = &stored.record;
             match &self.request.target {
                 None if !record.is_cancelled => {
-                    self.cancel(&stored).await?;
+                    self.cancel(stored).await?;
                     continue;
                 }
                 Some(target) if *target != record.target => {
@@ -254,11 +303,11 @@ impl VolumeMove<'_> {
             // A record and a PersistentVolume without a name or a version are none of an API server.
             let found = found.unwrap_or_default();
             match action {
-                MoveAction::RecordVolume => {
-                    self.update(&stored, MoveRecord { volume: Some(found), ..record.clone() }).await?;
+                MoveAction::RecordVolume(volume) => {
+                    self.update(stored, MoveRecord { volume: Some(*volume), ..record.clone() }).await?;
                 }
                 MoveAction::Abandon(rejection) => {
-                    self.remove_record(&stored).await?;
+                    self.remove_record(stored).await?;
                     return match rejection {
                         Some(rejection) => Err(self.rejected(rejection)),
                         None => Ok(MoveOutcome::Stayed(reason)),
@@ -267,38 +316,46 @@ impl VolumeMove<'_> {
                 MoveAction::Freeze => self.freeze(&found, stored.uid()).await?,
                 MoveAction::Delete => self.delete(&found).await?,
                 MoveAction::RemoveFinalizers => self.remove_finalizers(&found).await?,
-                MoveAction::Copy => match self.find_obstacle(record).await? {
+                MoveAction::Copy(volume) => match (self.find_obstacle(record).await?, copied.take()) {
                     // The volume goes back: its pod, or its deletion, needs it there.
-                    Some(found) => {
+                    (Some(found), _) => {
                         reason = Some(found);
-                        self.cancel(&stored).await?;
+                        self.cancel(stored).await?;
                     }
-                    None => self.copy(&stored).await?,
+                    // The record and the claim are read again first: a copy takes long.
+                    (None, None) => copied = self.copy(stored, &volume).await?,
+                    (None, Some(store)) => {
+                        let target = Some((record.target.as_str(), store.as_str()));
+                        let volume = new_volume(&self.deps.driver, &volume, stored.uid(), target);
+                        self.create(&volume).await?;
+                        if !self.has_claim(record).await? {
+                            return self.end_without_claim(stored, &record.target).await;
+                        }
+                    }
                 },
                 MoveAction::Create(volume) => {
                     self.create(&volume).await?;
                     if !self.has_claim(record).await? {
-                        return self.end_without_claim(&stored).await;
+                        return self.end_without_claim(stored, &record.source).await;
                     }
                 }
-                MoveAction::Settle { .. } if !self.has_claim(record).await? => {
-                    return self.end_without_claim(&stored).await;
+                MoveAction::Settle { node } if !self.has_claim(record).await? => {
+                    return self.end_without_claim(stored, &node).await;
                 }
                 MoveAction::Settle { node } => {
-                    self.settle(&stored, &node).await?;
-                    let source = record.source().unwrap_or_default();
-                    return Ok(if node == source {
+                    self.settle(stored, &node).await?;
+                    return Ok(if node == record.source {
                         MoveOutcome::Stayed(reason)
                     } else {
-                        MoveOutcome::Moved { source: source.to_owned() }
+                        MoveOutcome::Moved { source: record.source.clone() }
                     });
                 }
             }
         }
     }
 
-    /// Checks the claim and both nodes, and creates the record. `None`: it exists now.
-    async fn start(&self) -> Result<Option<MoveOutcome>, MoveError> {
+    /// Checks the claim and both nodes, and creates the record.
+    async fn start(&self) -> Result<Start, MoveError> {
         let MoveRequest { namespace, claim: name, target } = self.request;
         let Some(target) = target else { return Err(self.rejected(MoveRejection::NoMove)) };
         let claim = self.read_claim().await?.filter(|claim| claim.metadata.deletion_timestamp.is_none());
@@ -311,29 +368,23 @@ impl VolumeMove<'_> {
         let volume = volume.ok_or_else(|| self.rejected(MoveRejection::NotBound))?;
         let (id, source) = check_volume(&self.deps.driver, &volume).map_err(|it| self.rejected(it))?;
         if source == target {
-            return Ok(Some(MoveOutcome::AlreadyThere));
+            return Ok(Start::AlreadyThere);
         }
         if let Some(user) = self.find_pod().await? {
             return Err(self.rejected(user));
         }
-        let copy = VolumeCopy {
-            id: id.clone(),
-            owner: String::new(),
-            source: source.to_owned(),
-            target: target.clone(),
-            store: store_name(&volume).map(str::to_owned),
-        };
-        let checked = self.deps.carrier.check(&copy).await;
-        checked.map_err(|source| MoveError::Check { id: id.clone(), target: target.clone(), source })?;
         let record = MoveRecord {
+            format: RECORD_FORMAT,
             namespace: namespace.clone(),
             claim: name.clone(),
             claim_uid: claim.metadata.uid.unwrap_or_default(),
+            source: source.to_owned(),
             target: target.clone(),
             volume: None,
-            copy: None,
             is_cancelled: false,
         };
+        let checked = self.deps.carrier.check(&self.volume_copy(&id, "", &record, &volume).await?).await;
+        checked.map_err(|source| MoveError::Check { id: id.clone(), target: target.clone(), source })?;
         let object = ConfigMap {
             metadata: ObjectMeta { name: Some(format!("{RECORD_PREFIX}{id}")), ..ObjectMeta::default() },
             data: Some(record_data(&record)),
@@ -341,16 +392,33 @@ impl VolumeMove<'_> {
         };
         let (records, params) = (self.records(), PostParams::default());
         let create = with_timeout(records.create(&params, &object));
-        // Also if it exists by now: another call has just begun.
-        let created = self.steps.run_async(VolumeStep::RecordMove, create).await;
-        created.map(|_| None).map_err(api_error("create the record of the move"))
+        match self.steps.run_async(VolumeStep::RecordMove, create).await {
+            Ok(object) => Ok(Start::Created(Box::new(StoredRecord { object, record, id }))),
+            // Another call has just begun.
+            Err(error) if status_code(&error) == Some(409) => Ok(Start::Exists(id)),
+            Err(error) => Err(api_error("create the record of the move")(error)),
+        }
     }
 
-    /// Ends a move whose claim was deleted: the PersistentVolume is there, so its node deletes or keeps it by its policy, and
-    /// perhaps has done so. A copy on the other node is an orphan.
-    async fn end_without_claim(&self, stored: &StoredRecord) -> Result<MoveOutcome, MoveError> {
+    /// The end of a move that another call has ended since its record was read here: it is not begun again.
+    async fn find_end(&self, last: &StoredRecord) -> Result<MoveOutcome, MoveError> {
+        let MoveRecord { source, target, .. } = &last.record;
+        let volume = self.read_volume(last.id.as_str()).await?;
+        Ok(if volume.as_ref().and_then(node_of_volume) == Some(target) {
+            MoveOutcome::Moved { source: source.clone() }
+        } else {
+            MoveOutcome::Stayed(Some(MoveRejection::Ended))
+        })
+    }
+
+    /// Ends a move whose claim was deleted: the PersistentVolume is on this node, which deletes or keeps it by its policy, and
+    /// perhaps has done so. Then nothing tells the other node that its copy is one.
+    async fn end_without_claim(&self, stored: &StoredRecord, node: &str) -> Result<MoveOutcome, MoveError> {
+        let MoveRecord { source, target, .. } = &stored.record;
+        let settled = self.settle_nodes(stored, node).await;
         self.remove_record(stored).await?;
-        Ok(MoveOutcome::Stayed(Some(MoveRejection::ClaimDeleted)))
+        let other = if node == source { target } else { source };
+        Ok(MoveOutcome::ClaimDeleted { id: stored.id.clone(), copy: settled.err().map(|_| other.clone()) })
     }
 
     /// A reason why the volume is needed where it was. Without its PersistentVolume, no pod gets a node any more.
@@ -377,29 +445,67 @@ impl VolumeMove<'_> {
         Ok(find_user(&pods.items, &self.request.claim))
     }
 
-    async fn copy(&self, stored: &StoredRecord) -> Result<(), MoveError> {
-        let record = &stored.record;
-        let copy = VolumeCopy {
-            id: stored.id.clone(),
-            owner: stored.uid().to_owned(),
-            source: record.source().unwrap_or_default().to_owned(),
-            target: record.target.clone(),
-            store: record.volume.as_ref().and_then(store_name).map(str::to_owned),
+    /// Copies the volume; `None` if it has a PersistentVolume by now, since another call was faster.
+    async fn copy(
+        &self,
+        stored: &StoredRecord,
+        volume: &PersistentVolume,
+    ) -> Result<Option<StoreId>, MoveError> {
+        let copy = self.volume_copy(&stored.id, stored.uid(), &stored.record, volume).await?;
+        match self.deps.carrier.copy(&copy).await {
+            Ok(store) => Ok(Some(store)),
+            Err(error) if self.read_volume(copy.id.as_str()).await?.is_some() => {
+                tracing::info!(handle = %copy.id, "another call has ended the copy: {}", format_chain(&*error));
+                Ok(None)
+            }
+            Err(source) => Err(MoveError::Node { action: "copy", id: copy.id, source }),
+        }
+    }
+
+    async fn volume_copy(
+        &self,
+        id: &VolumeId,
+        owner: &str,
+        record: &MoveRecord,
+        volume: &PersistentVolume,
+    ) -> Result<VolumeCopy, MoveError> {
+        let spec = volume.spec.as_ref();
+        let class = spec.and_then(|spec| spec.volume_attributes_class_name.as_deref());
+        let inodes = match class.filter(|name| !name.is_empty()) {
+            Some(name) => {
+                let classes: Api<VolumeAttributesClass> = Api::all(self.deps.client.clone());
+                let class = none_if_not_found(with_timeout(classes.get(name)).await);
+                let class = class.map_err(api_error("read the VolumeAttributesClass"))?;
+                class.and_then(|class| inodes_parameter(class.parameters.as_ref()).ok().flatten())
+            }
+            None => None,
         };
-        let copied = self.deps.carrier.copy(&copy).await;
-        let store = copied.map_err(|source| MoveError::Node { action: "copy", id: copy.id, source })?;
-        self.update(stored, MoveRecord { copy: Some(store.to_string()), ..record.clone() }).await
+        Ok(VolumeCopy {
+            id: id.clone(),
+            owner: owner.to_owned(),
+            source: record.source.clone(),
+            target: record.target.clone(),
+            store: store_name(volume).map(str::to_owned),
+            limits: QuotaLimits { bytes: Some(volume_capacity(volume)), inodes },
+        })
     }
 
     /// Ends the move on the nodes, first on the one that has the PersistentVolume: nothing is removed elsewhere unless the
     /// volume exists there.
-    async fn settle(&self, stored: &StoredRecord, node: &str) -> Result<(), MoveError> {
-        let record = &stored.record;
-        let others = [record.source(), Some(record.target.as_str())].into_iter().flatten();
-        for node in std::iter::once(node).chain(others.filter(|other| *other != node)) {
+    async fn settle_nodes(&self, stored: &StoredRecord, node: &str) -> Result<(), MoveError> {
+        let MoveRecord { source, target, .. } = &stored.record;
+        let others = [source.as_str(), target].into_iter().filter(|other| *other != node);
+        for node in std::iter::once(node).chain(others) {
             let settled = self.deps.carrier.settle(node, &stored.id).await;
             settled.map_err(|source| MoveError::Node { action: "settle", id: stored.id.clone(), source })?;
         }
+        Ok(())
+    }
+
+    /// Ends the move on the nodes, and on the claim.
+    async fn settle(&self, stored: &StoredRecord, node: &str) -> Result<(), MoveError> {
+        let record = &stored.record;
+        self.settle_nodes(stored, node).await?;
         // The scheduler and other programs read it, so it must not name the former node.
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": record.claim_uid, "annotations": { SELECTED_NODE: node },
@@ -416,13 +522,15 @@ impl VolumeMove<'_> {
         self.update(stored, MoveRecord { is_cancelled: true, ..stored.record.clone() }).await
     }
 
-    /// Replaces exactly this version of the record.
+    /// Changes exactly this version of the record.
     async fn update(&self, stored: &StoredRecord, record: MoveRecord) -> Result<(), MoveError> {
-        let object = ConfigMap { data: Some(record_data(&record)), ..stored.object.clone() };
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        let (records, params) = (self.records(), PostParams::default());
-        let replace = with_timeout(records.replace(name, &params, &object));
-        self.step(VolumeStep::RecordMove, "change the record of the move", replace).await
+        let ObjectMeta { name, uid, resource_version, .. } = &stored.object.metadata;
+        let patch = Patch::Merge(json!({
+            "metadata": { "uid": uid, "resourceVersion": resource_version }, "data": record_data(&record),
+        }));
+        let (records, params) = (self.records(), PatchParams::default());
+        let change = with_timeout(records.patch(name.as_deref().unwrap_or_default(), &params, &patch));
+        self.step(VolumeStep::RecordMove, "change the record of the move", change).await
     }
 
     async fn remove_record(&self, stored: &StoredRecord) -> Result<(), MoveError> {
@@ -491,11 +599,33 @@ impl VolumeMove<'_> {
 
     /// Reads the record of the claim. By the claim's name, since the claim may have been deleted.
     async fn read_record(&self) -> Result<Option<StoredRecord>, MoveError> {
-        let is_ours = |stored: &StoredRecord| {
-            let record = &stored.record;
-            (&record.namespace, &record.claim) == (&self.request.namespace, &self.request.claim)
-        };
-        Ok(read_records(self.deps).await?.into_iter().find(is_ours))
+        let (mut ours, mut invalid) = (None, Vec::new());
+        for stored in read_records(self.deps).await? {
+            match stored {
+                Ok(stored)
+                    if (&stored.record.namespace, &stored.record.claim)
+                        == (&self.request.namespace, &self.request.claim) =>
+                {
+                    ours = Some(stored);
+                }
+                Ok(_) => {}
+                Err(error) => invalid.push(error),
+            }
+        }
+        if ours.is_none() && !invalid.is_empty() {
+            // It may be that of this claim, whose volume it names. Those of other volumes do not concern this move.
+            let claim = self.read_claim().await?;
+            let is_bound_to = |id: &VolumeId| {
+                let volume = |claim: &PersistentVolumeClaim| claim.spec.as_ref()?.volume_name.clone();
+                claim.as_ref().is_none_or(|claim| volume(claim).as_deref() == Some(id.as_str()))
+            };
+            let is_ours =
+                |error: &MoveError| matches!(error, MoveError::InvalidRecord { id, .. } if is_bound_to(id));
+            if let Some(at) = invalid.iter().position(is_ours) {
+                return Err(invalid.swap_remove(at));
+            }
+        }
+        Ok(ours)
     }
 
     async fn read_claim(&self) -> Result<Option<PersistentVolumeClaim>, MoveError> {
@@ -527,19 +657,22 @@ fn records(deps: &MoveDeps) -> Api<ConfigMap> {
     Api::namespaced(deps.client.clone(), &deps.namespace)
 }
 
-async fn read_records(deps: &MoveDeps) -> Result<Vec<StoredRecord>, MoveError> {
+/// Reads all records. One that can't be read is an error of its own.
+async fn read_records(deps: &MoveDeps) -> Result<Vec<Result<StoredRecord, MoveError>>, MoveError> {
     let (records, params) = (records(deps), ListParams::default());
     let listed = with_timeout(records.list(&params)).await.map_err(api_error("list the records of moves"))?;
-    let mut found = Vec::new();
-    for object in listed.items {
+    let stored = |object: ConfigMap| {
         let name = object.metadata.name.clone().unwrap_or_default();
-        let Some(id) = name.strip_prefix(RECORD_PREFIX).and_then(|id| id.parse().ok()) else { continue };
+        let id: VolumeId = name.strip_prefix(RECORD_PREFIX)?.parse().ok()?;
         let text = object.data.as_ref().and_then(|data| data.get(RECORD_KEY)).map(String::as_str);
-        let record = serde_json::from_str(text.unwrap_or_default())
-            .map_err(|source| MoveError::InvalidRecord { namespace: deps.namespace.clone(), name, source })?;
-        found.push(StoredRecord { object, record, id });
-    }
-    Ok(found)
+        Some(match MoveRecord::parse(text.unwrap_or_default()) {
+            Ok(record) => Ok(StoredRecord { object, record, id }),
+            Err(source) => {
+                Err(MoveError::InvalidRecord { namespace: deps.namespace.clone(), name, id, source })
+            }
+        })
+    };
+    Ok(listed.items.into_iter().filter_map(stored).collect())
 }
 
 fn record_data(record: &MoveRecord) -> BTreeMap<String, String> {

@@ -73,7 +73,8 @@ pub(crate) struct ClusterFlags {
 async fn deps(driver: DriverName, cluster: ClusterFlags) -> Result<MoveDeps> {
     let exec = PodExec::new(cluster).await?;
     let (client, namespace) = (exec.client.clone(), exec.namespace.clone());
-    Ok(MoveDeps { client, driver, namespace, carrier: Arc::new(exec), hook: run::kill_hook()? })
+    let carrier = Arc::new(PodCarrier { exec, driver: driver.clone() });
+    Ok(MoveDeps { client, driver, namespace, carrier, hook: run::kill_hook()? })
 }
 
 pub(crate) fn run_move(flags: MoveFlags) -> Result<ExitCode> {
@@ -100,6 +101,13 @@ fn format_outcome(request: &MoveRequest, outcome: &MoveOutcome) -> String {
         }
         (MoveOutcome::AlreadyThere, _) => format!("claim {namespace}/{claim} is already there"),
         (MoveOutcome::Stayed(_), _) => format!("claim {namespace}/{claim} was not moved"),
+        (MoveOutcome::ClaimDeleted { id, copy: None }, _) => {
+            format!("claim {namespace}/{claim} was deleted; no copy of volume {id} is left")
+        }
+        (MoveOutcome::ClaimDeleted { id, copy: Some(node) }, _) => format!(
+            "claim {namespace}/{claim} was deleted; a copy of volume {id} may be left: `kubectl nodekeel orphans --node \
+             {node}` names it, and what to type"
+        ),
     }
 }
 
@@ -119,14 +127,17 @@ pub(crate) fn run_drain(flags: DrainFlags) -> Result<ExitCode> {
         };
         // First those that were interrupted: they may have no PersistentVolume.
         for request in list_moves(&deps, node.as_str()).await? {
-            show(complete(&deps, &request).await);
+            match request {
+                Ok(request) => show(complete(&deps, &request).await),
+                Err(error) => show(Err(error.into())),
+            }
         }
         for (namespace, claim) in list_claims(&deps, node.as_str()).await? {
             show(drain_claim(&deps, &namespace, &claim, &to).await);
         }
         ensure!(
             failed == 0,
-            "{failed} volumes are left on node {node}: repeat the command once they can be moved"
+            "{failed} volumes are left on node {node}, or may be: repeat the command once they can be moved"
         );
         Ok(ExitCode::SUCCESS)
     })
@@ -138,6 +149,10 @@ async fn complete(deps: &MoveDeps, request: &MoveRequest) -> Result<String> {
     let text = format_outcome(request, &outcome);
     match (outcome, &request.target) {
         (MoveOutcome::Stayed(Some(reason)), Some(_)) => bail!("{text}: {reason}"),
+        (MoveOutcome::ClaimDeleted { copy: Some(_), .. }, _)
+        | (MoveOutcome::ClaimDeleted { .. }, Some(_)) => {
+            bail!(text)
+        }
         _ => Ok(text),
     }
 }
@@ -226,45 +241,63 @@ impl PodExec {
         command.arg("/provisionerd").args(arguments);
         command
     }
+}
 
-    /// A command of provisionerd on a node.
+/// Moves volumes between provisionerd's pods.
+struct PodCarrier {
+    exec: PodExec,
+    driver: DriverName,
+}
+
+impl PodCarrier {
+    /// A command of a move on a node.
     async fn command_on(&self, node: &str, arguments: &[&str]) -> Result<Command> {
-        let pods = self.list_pods(Some(node)).await?;
+        let pods = self.exec.list_pods(Some(node)).await?;
         let pod = pods.into_iter().find_map(|pod| pod.running);
-        Ok(self.command(&pod.with_context(|| self.describe_absence(Some(node)))?, arguments))
+        let pod = pod.with_context(|| self.exec.describe_absence(Some(node)))?;
+        let mut command = self.exec.command(&pod, &[&["volumes"][..], arguments].concat());
+        command.args(["--expect-node", node, "--expect-driver", self.driver.as_str()]);
+        Ok(command)
+    }
+
+    async fn send_command(&self, copy: &VolumeCopy) -> Result<Command> {
+        let mut command = self.command_on(&copy.source, &["send", copy.id.as_str()]).await?;
+        command.args(copy.store.iter().flat_map(|name| ["--store", name]));
+        Ok(command)
+    }
+
+    async fn receive_command(&self, copy: &VolumeCopy) -> Result<Command> {
+        let arguments = ["receive", copy.id.as_str(), "--owner", &copy.owner];
+        let mut command = self.command_on(&copy.target, &arguments).await?;
+        command.args(copy.store.iter().flat_map(|name| ["--store", name]));
+        let limit = |name: &str, limit: Option<u64>| limit.map(|limit| format!("--{name}={limit}"));
+        command.args(limit("bytes", copy.limits.bytes.map(|bytes| bytes.0)));
+        command.args(limit("inodes", copy.limits.inodes.map(|inodes| inodes.0)));
+        Ok(command)
     }
 
     async fn check_nodes(&self, copy: &VolumeCopy) -> Result<()> {
-        let id = copy.id.as_str();
-        let send = self.command_on(&copy.source, &["volumes", "send", id, "--check"]).await?;
-        let mut receive = self.receive_command(copy).await?;
+        let (mut send, mut receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
+        send.arg("--check");
         receive.arg("--check");
         run_blocking(move || pipe(send, receive)).await.map(drop)
     }
 
     async fn copy_volume(&self, copy: &VolumeCopy) -> Result<StoreId> {
-        let send = self.command_on(&copy.source, &["volumes", "send", copy.id.as_str()]).await?;
-        let receive = self.receive_command(copy).await?;
+        let (send, receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
         let store = run_blocking(move || pipe(send, receive)).await?;
         store.trim().parse().with_context(|| format!("node {} did not name its store", copy.target))
     }
 
-    async fn receive_command(&self, copy: &VolumeCopy) -> Result<Command> {
-        let arguments = ["volumes", "receive", copy.id.as_str(), "--owner", &copy.owner];
-        let mut command = self.command_on(&copy.target, &arguments).await?;
-        command.args(copy.store.iter().flat_map(|name| ["--store", name]));
-        Ok(command)
-    }
-
     async fn settle_node(&self, node: &str, id: &VolumeId) -> Result<()> {
-        let mut settle = self.command_on(node, &["volumes", "settle", id.as_str()]).await?;
+        let mut settle = self.command_on(node, &["settle", id.as_str()]).await?;
         settle.stdin(Stdio::null());
         run_blocking(move || finish(start(&mut settle)?).map(drop)).await
     }
 }
 
 #[async_trait::async_trait]
-impl VolumeCarrier for PodExec {
+impl VolumeCarrier for PodCarrier {
     async fn check(&self, copy: &VolumeCopy) -> Result<(), ErrorSource> {
         self.check_nodes(copy).await.map_err(Into::into)
     }
@@ -308,8 +341,8 @@ fn pipe(mut from: Command, mut to: Command) -> Result<String> {
     received.or_else(|error| sent.and(Err(error)))
 }
 
-impl fmt::Debug for PodExec {
+impl fmt::Debug for PodCarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PodExec").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("PodCarrier").field("namespace", &self.exec.namespace).finish_non_exhaustive()
     }
 }

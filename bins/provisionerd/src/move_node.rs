@@ -1,37 +1,51 @@
 //! What a move does on a node: `provisionerd volumes send`, `receive` and `settle`, in the container of the daemon.
 
-use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
-use std::num::NonZeroU64;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
+use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, StoreName, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeImporter,
-    VolumeKind,
+    DirStore, DriverName, MoveHeader, NodeName, OrphanState, ProvisionerIdentity, StoreAction, StoreId,
+    StoreIdentity, StoreName, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeImporter, VolumeKind,
+    format_chain, plan_orphan, plan_store, store_of_volume,
 };
-use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
 
 use crate::config::{ConfigError, ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, open_stored};
 use crate::{print_stdout, run, start_runtime, volumes};
 
-/// Maximum length of a header.
-const MAX_HEADER_BYTES: usize = 4096;
-
 /// The length of the hash that ends a stream.
 const DIGEST_BYTES: usize = 32;
+
+/// Whom the mover takes this process for: another node or driver does nothing.
+#[derive(Debug, Args)]
+struct Expectation {
+    /// Node of the mover's choice
+    #[arg(long, value_name = "NODE")]
+    expect_node: Option<NodeName>,
+    /// Driver of the volume
+    #[arg(long, value_name = "NAME")]
+    expect_driver: Option<DriverName>,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct SendFlags {
     id: VolumeId,
+    /// Store of the volume, if it has a name
+    #[arg(long, value_name = "NAME")]
+    store: Option<StoreName>,
     /// Write only the header
     #[arg(long)]
     check: bool,
+    #[command(flatten)]
+    expected: Expectation,
     #[command(flatten)]
     config: ConfigFlags,
 }
@@ -45,9 +59,17 @@ pub(crate) struct ReceiveFlags {
     /// Store of the volume, if it has a name
     #[arg(long, value_name = "NAME")]
     store: Option<StoreName>,
+    /// Capacity of its PersistentVolume
+    #[arg(long, value_name = "BYTES")]
+    bytes: Bytes,
+    /// Inodes of its VolumeAttributesClass
+    #[arg(long, value_name = "COUNT")]
+    inodes: Option<u64>,
     /// Check whether there is room
     #[arg(long)]
     check: bool,
+    #[command(flatten)]
+    expected: Expectation,
     #[command(flatten)]
     config: ConfigFlags,
 }
@@ -56,33 +78,27 @@ pub(crate) struct ReceiveFlags {
 pub(crate) struct SettleFlags {
     id: VolumeId,
     #[command(flatten)]
+    expected: Expectation,
+    #[command(flatten)]
     config: ConfigFlags,
 }
 
-/// The first line of a stream, in JSON; the tree follows.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StreamHeader {
-    /// The limit of the volume, without which none is sent.
-    bytes: NonZeroU64,
-    /// The other limit.
-    inodes: Option<u64>,
-}
-
 pub(crate) fn run_send(flags: SendFlags) -> Result<ExitCode> {
-    let (config, id) = (flags.config.load_config()?, flags.id);
-    let entry = find_volume(&config, &id)?;
+    let SendFlags { id, store, check, expected, config } = flags;
+    let config = expected.load_config(config)?;
+    let store = store_config(&config, store)?;
+    check_other_stores(&config, &store, &id)?;
+    let entry = list_volume(&store, &id)?;
+    let entry = entry.with_context(|| format!("volume {id} is not in {}", store.store_label()))?;
+    read_served(&start_runtime()?, &store)?;
     let kind = entry.kind.with_context(|| format!("can't read the kind of volume {id}"))?;
     ensure!(kind == VolumeKind::Directory, "can't send volume {id}: it is a {kind} volume, and no directory");
     check_unmounted(&config, &entry)?;
-    let limits = entry.usage.map(|usage| usage.limits).unwrap_or_default();
-    let bytes = limits.bytes.and_then(|bytes| NonZeroU64::new(bytes.0)).with_context(|| {
+    let usage = entry.usage.filter(|usage| usage.limits.bytes.is_some()).with_context(|| {
         format!("volume {id} has no limit, or it can't be read: `provisionerd check` says why")
     })?;
-    let header = StreamHeader { bytes, inodes: limits.inodes.map(|inodes| inodes.0) };
-    let mut header = serde_json::to_string(&header).context("can't format the header")?;
-    header.push('\n');
-    if flags.check {
+    let header = MoveHeader::new(&usage).to_line();
+    if check {
         return Ok(print_stdout(&header));
     }
     let mut stdout = io::stdout().lock();
@@ -97,53 +113,193 @@ pub(crate) fn run_send(flags: SendFlags) -> Result<ExitCode> {
 }
 
 pub(crate) fn run_receive(flags: ReceiveFlags) -> Result<ExitCode> {
-    let ReceiveFlags { id, owner, store, check, config } = flags;
-    let config = config.load_config()?;
-    let config = match store {
-        Some(name) => config.of_store(Some(&name)).ok_or(ConfigError::UnknownStore { name })?,
-        None => config,
-    };
-    let importer = open_importer(&config)?.with_ceiling(config.capacity_policy()?);
+    let ReceiveFlags { id, owner, store, bytes, inodes, check, expected, config } = flags;
+    let config = expected.load_config(config)?;
+    let store = store_config(&config, store)?;
+    let runtime = start_runtime()?;
+    check_other_stores(&config, &store, &id)?;
+    // Before it is changed: it may be the store of another node.
+    let inventory = read_served(&runtime, &store)?;
+    let importer = open_importer(&store)?.with_ceiling(store.capacity_policy()?);
     let mut stdin = io::stdin().lock();
-    let header = read_header(&mut stdin).context("can't read the volume: the other node did not send it")?;
-    let limits = QuotaLimits { bytes: Some(Bytes(header.bytes.get())), inodes: header.inodes.map(Inodes) };
+    let header =
+        MoveHeader::read(&mut stdin).context("can't read the volume: the other node did not send it")?;
+    let promised = QuotaLimits { bytes: Some(bytes), inodes: inodes.map(Inodes) };
+    let limits = header.limits(promised).map_err(|used| {
+        anyhow::anyhow!(
+            "volume {id} uses {} and {} inodes, more than its PersistentVolume promises, {bytes}: if it is being expanded, \
+             wait; else remove files",
+            used.bytes,
+            used.inodes.0
+        )
+    })?;
     if check {
+        let state = inventory.owners.as_ref().map(|owners| owners.orphan_state(&inventory.identity, &id));
+        let is_elsewhere = matches!(state, Ok(OrphanState::OnOtherNode { .. }));
+        ensure!(is_elsewhere, "volume {id} has no PersistentVolume on another node");
         importer.check_arrival(&id, &owner, limits)?;
     } else {
-        importer.receive(&id, &owner, limits, &mut stdin)?;
+        importer.receive(&id, &owner, limits, &mut stdin, &|| {
+            Ok(runtime.block_on(check_without_object(&store, &id))?)
+        })?;
     }
     Ok(print_stdout(&format!("{}\n", importer.identity())))
 }
 
+/// Checks that a volume has no PersistentVolume, as during its move alone: one that was cancelled, or is complete, has it.
+async fn check_without_object(config: &DaemonConfig, id: &VolumeId) -> Result<()> {
+    let recovery = NodeInventory::recovery_of(config).await?;
+    let owners = recovery.read_owners(&BTreeSet::from([id.clone()])).await?;
+    match owners.volumes.contains_key(id.as_str()) {
+        false => Ok(()),
+        true => bail!("it has a PersistentVolume, so its move was cancelled, or is complete"),
+    }
+}
+
+/// The end of a move in a store of a node.
+#[derive(Debug, PartialEq, Eq)]
+enum SettleAction {
+    /// The volume is used here, and its move is over.
+    Keep,
+    /// It is used on another node.
+    Discard,
+    /// It is used in another store of this node: nothing is known of this one.
+    Leave,
+}
+
+/// Decides what becomes of a volume in a store, by its PersistentVolume. `present` are the volumes in the store.
+fn plan_settle(
+    identity: &ProvisionerIdentity,
+    store: &StoreId,
+    present: &BTreeSet<VolumeId>,
+    volumes: &BTreeMap<String, PersistentVolume>,
+    id: &VolumeId,
+) -> Result<SettleAction> {
+    let Some(object) = volumes.get(id.as_str()) else {
+        bail!(
+            "volume {id} has no PersistentVolume, so it is not known which node has it: `provisionerd orphans`"
+        )
+    };
+    let (name, named) = store_of_volume(object);
+    let is_named = named.as_ref() == Some(store);
+    match plan_orphan(identity, Some(object), None) {
+        OrphanState::Owned if name == identity.store && (is_named || named.is_none()) => {
+            Ok(SettleAction::Keep)
+        }
+        OrphanState::Owned => Ok(SettleAction::Leave),
+        // The disk of that node, say, which is in this one: the data are the ones that are used there.
+        _ if is_named => bail!(
+            "the PersistentVolume of volume {id} is on another node, and in this very store {store}: move its disk back"
+        ),
+        _ => {
+            let found = StoreIdentity::Present(store.clone());
+            match plan_store(identity, &found, present, volumes.values()) {
+                StoreAction::Reject(rejection) => {
+                    bail!("can't remove volume {id} from a store that is not served: {rejection}")
+                }
+                _ => Ok(SettleAction::Discard),
+            }
+        }
+    }
+}
+
 pub(crate) fn run_settle(flags: SettleFlags) -> Result<ExitCode> {
-    let (config, id) = (flags.config.load_config()?, flags.id);
-    let identity = config.provisioner_identity(config.node_name()?);
+    let SettleFlags { id, expected, config } = flags;
+    let config = expected.load_config(config)?;
+    let node = config.node_name()?;
     // Locked before the PersistentVolume is read: until the end, no move makes the volume one of this node again.
-    let mut stores = Vec::new();
+    let (mut stores, mut failed) = (Vec::new(), None);
     for config in config.of_stores() {
-        let importer = open_importer(&config)?;
-        if let Some(entry) = list_volume(&config, &id)? {
-            stores.push((config, importer, entry));
+        match open_importer(&config).and_then(|importer| Ok((importer, list_volumes(&config)?))) {
+            Ok((importer, entries)) => stores.push((config, importer, entries)),
+            // One that can't be read keeps no other from being settled.
+            Err(error) => failed = Some(error),
         }
     }
     let owners = start_runtime()?.block_on(async {
         let recovery = NodeInventory::recovery_of(&config).await?;
         anyhow::Ok(recovery.read_owners(&BTreeSet::from([id.clone()])).await?)
     })?;
-    match owners.orphan_state(&identity, &id) {
-        OrphanState::Owned => {
-            ensure!(!stores.is_empty(), "volume {id} is missing on node {}", identity.node);
-            stores.iter().try_for_each(|(_, importer, _)| importer.finish(&id))?;
-        }
-        OrphanState::OnOtherNode { .. } => {
-            for (config, importer, entry) in &stores {
+    let mut is_kept = false;
+    for (config, importer, entries) in &stores {
+        let Some(entry) = entries.iter().find(|entry| volume_id(entry).as_ref() == Some(&id)) else {
+            continue;
+        };
+        let identity = config.provisioner_identity(node.clone());
+        let present = entries.iter().filter_map(volume_id).collect();
+        match plan_settle(&identity, importer.identity(), &present, &owners.volumes, &id)? {
+            SettleAction::Keep => {
+                importer.finish(&id)?;
+                is_kept = true;
+            }
+            SettleAction::Discard => {
                 check_unmounted(config, entry)?;
                 importer.discard(&id)?;
             }
+            SettleAction::Leave => {}
         }
-        _ => bail!("volume {id} has no PersistentVolume, so it is not known which node has it"),
     }
-    Ok(ExitCode::SUCCESS)
+    let identity = config.provisioner_identity(node);
+    let is_here = owners.orphan_state(&identity, &id) == OrphanState::Owned;
+    match failed {
+        _ if is_here && is_kept => Ok(ExitCode::SUCCESS),
+        Some(error) => Err(error),
+        None if is_here => bail!("volume {id} is missing on node {}", identity.node),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Expectation {
+    fn load_config(&self, flags: ConfigFlags) -> Result<DaemonConfig> {
+        let config = flags.load_config()?;
+        let (node, driver) = (config.node_name()?, &config.driver);
+        let is_node = self.expect_node.as_ref().is_none_or(|expected| *expected == node);
+        let is_driver = self.expect_driver.as_ref().is_none_or(|expected| expected == driver);
+        ensure!(
+            is_node && is_driver,
+            "this is driver {driver} on node {node}, and not the one of the move: set --driver, and --selector to the \
+             labels of its pods"
+        );
+        Ok(config)
+    }
+}
+
+fn store_config(config: &DaemonConfig, store: Option<StoreName>) -> Result<DaemonConfig> {
+    Ok(match store {
+        Some(name) => config.of_store(Some(&name)).ok_or(ConfigError::UnknownStore { name })?,
+        None => config.clone(),
+    })
+}
+
+/// Reads a store that provisionerd serves, by the volumes of this node and driver.
+fn read_served(runtime: &Runtime, config: &DaemonConfig) -> Result<NodeInventory> {
+    let inventory = runtime.block_on(NodeInventory::read(config))?;
+    let owners = match &inventory.owners {
+        Ok(owners) => owners,
+        Err(error) => bail!("can't ask the API server: {}", format_chain(&**error)),
+    };
+    match inventory.store_action(owners) {
+        StoreAction::Serve => Ok(inventory),
+        StoreAction::Reject(rejection) => {
+            bail!("{} is not a store of this node: {rejection}", config.store_label())
+        }
+        _ => bail!("{} has no store-id: start provisionerd once, or mount the disk", config.store_label()),
+    }
+}
+
+/// Checks that no other store of the node has the volume: its name says which node has it, and not which store.
+fn check_other_stores(config: &DaemonConfig, store: &DaemonConfig, id: &VolumeId) -> Result<()> {
+    for other in config.of_stores().filter(|other| other.store != store.store) {
+        // What can't be read is not served by this name.
+        if let Ok(Some(entry)) = list_volume(&other, id) {
+            bail!(
+                "volume {id} is in another store of this node, {}: if it is not needed, and its PersistentVolume is on \
+                 another node, run `provisionerd volumes settle {id}` here; else move it out of that directory",
+                entry.path.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn open_importer(config: &DaemonConfig) -> Result<VolumeImporter> {
@@ -151,26 +307,23 @@ fn open_importer(config: &DaemonConfig) -> Result<VolumeImporter> {
     Ok(VolumeImporter::open(base, quota, run::kill_hook()?)?)
 }
 
-/// The volume, in whichever store has it.
-fn find_volume(config: &DaemonConfig, id: &VolumeId) -> Result<StoredEntry> {
-    let mut failed = None;
-    for config in config.of_stores() {
-        match list_volume(&config, id) {
-            Ok(Some(entry)) => return Ok(entry),
-            Ok(None) => {}
-            // A store that can't be read does not hide the others.
-            Err(error) => failed = Some(error),
-        }
-    }
-    Err(failed.unwrap_or_else(|| anyhow::anyhow!("volume {id} is not on this node")))
+fn list_volume(config: &DaemonConfig, id: &VolumeId) -> Result<Option<StoredEntry>> {
+    Ok(list_volumes(config)?.into_iter().find(|entry| volume_id(entry).as_ref() == Some(id)))
 }
 
-fn list_volume(config: &DaemonConfig, id: &VolumeId) -> Result<Option<StoredEntry>> {
+fn list_volumes(config: &DaemonConfig) -> Result<Vec<StoredEntry>> {
     let (base, quota) = volumes::open_for_reading(config)?;
-    let stored = DirStore::list_stored(&base, &*quota)
+    let mut stored = DirStore::list_stored(&base, &*quota)
         .with_context(|| format!("can't list the volumes in {}", config.directory.display()))?;
-    let wanted = StoredId::Volume(id.clone());
-    Ok(stored.into_iter().find(|entry| entry.place == StoredPlace::Volume && entry.id == wanted))
+    stored.retain(|entry| entry.place == StoredPlace::Volume);
+    Ok(stored)
+}
+
+fn volume_id(entry: &StoredEntry) -> Option<VolumeId> {
+    match &entry.id {
+        StoredId::Volume(id) => Some(id.clone()),
+        StoredId::Snapshot(_) => None,
+    }
 }
 
 fn check_unmounted(config: &DaemonConfig, entry: &StoredEntry) -> Result<()> {
@@ -181,19 +334,6 @@ fn check_unmounted(config: &DaemonConfig, entry: &StoredEntry) -> Result<()> {
     match targets.first() {
         None => Ok(()),
         Some(target) => bail!("volume {id} is mounted at {target}: wait until its pod has ended"),
-    }
-}
-
-/// Reads a header, and nothing after it.
-fn read_header(from: &mut dyn Read) -> io::Result<StreamHeader> {
-    let (mut line, mut byte) = (Vec::new(), [0]);
-    loop {
-        from.read_exact(&mut byte)?;
-        match byte {
-            [b'\n'] => return Ok(serde_json::from_slice(&line)?),
-            _ if line.len() >= MAX_HEADER_BYTES => return Err(io::ErrorKind::InvalidData.into()),
-            [byte] => line.push(byte),
-        }
     }
 }
 
@@ -226,6 +366,9 @@ impl<W: Write> Write for HeldTail<W> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ObjectReference;
+    use nodekeel_provisioner::{ReclaimPolicy, VolumeSpec, build_persistent_volume};
+
     use super::*;
 
     #[test]
@@ -242,18 +385,52 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_one_short_line() {
-        let mut stream = &b"{\"bytes\":5,\"inodes\":null}\nrest"[..];
-        let header = read_header(&mut stream).expect("a header");
-        assert_eq!(
-            (header, stream),
-            (StreamHeader { bytes: NonZeroU64::new(5).unwrap(), inodes: None }, &b"rest"[..])
-        );
-        let unlimited = [&b"{}\n"[..], b"{\"bytes\":null}\n", b"{\"bytes\":0,\"inodes\":5}\n"];
-        for bad in
-            [&b""[..], b"{\"bytes\":5", b"{}x\n", &[b'x'; 2 * MAX_HEADER_BYTES]].into_iter().chain(unlimited)
-        {
-            read_header(&mut { bad }).expect_err("no header");
+    fn a_volume_is_kept_or_removed_by_the_store_that_its_persistent_volume_names() {
+        use SettleAction::{Discard, Keep, Leave};
+        let uid = |number: u32| format!("9f0e5d3c-1b2a-4c5d-8e6f-{number:012x}");
+        let id = VolumeId::from_uid(&uid(1)).expect("a UUID");
+        let fast = || Some(StoreName::try_new("fast").expect("a name"));
+        let identity = |store| {
+            DaemonConfig { store, ..DaemonConfig::default() }
+                .provisioner_identity(NodeName::try_new("node-a").expect("a name"))
+        };
+        let owners = |node: &str, store: u32, name: Option<StoreName>| {
+            let spec = VolumeSpec {
+                id: id.clone(),
+                capacity: Bytes(1),
+                kind: VolumeKind::Directory,
+                limits: QuotaLimits::default(),
+                source: None,
+                claim_ref: ObjectReference::default(),
+                access_modes: Vec::new(),
+                storage_class: String::new(),
+                mount_options: Vec::new(),
+                reclaim_policy: ReclaimPolicy::Delete,
+                attributes_class: None,
+            };
+            let owner = ProvisionerIdentity {
+                node: NodeName::try_new(node).expect("a name"),
+                store: name,
+                ..identity(None)
+            };
+            let object = build_persistent_volume(&owner, Some(&uid(store).parse().expect("a UUID")), &spec);
+            BTreeMap::from([(id.to_string(), object)])
+        };
+        let plan = |store: u32, name, owners: &BTreeMap<String, PersistentVolume>| {
+            let present = BTreeSet::from([id.clone()]);
+            plan_settle(&identity(name), &uid(store).parse().expect("a UUID"), &present, owners, &id).ok()
+        };
+        for (name, store, of_store, owners, action) in [
+            ("its store", 7, None, owners("node-a", 7, None), Some(Keep)),
+            ("a named one", 7, fast(), owners("node-a", 7, fast()), Some(Keep)),
+            ("another store of its node", 8, None, owners("node-a", 7, fast()), Some(Leave)),
+            ("another disk by its name", 8, fast(), owners("node-a", 7, fast()), Some(Leave)),
+            ("used on another node", 8, None, owners("node-b", 7, None), Some(Discard)),
+            ("used on another node, in another store", 8, None, owners("node-b", 7, fast()), Some(Discard)),
+            ("the disk of that node", 7, None, owners("node-b", 7, None), None),
+            ("nobody's", 7, None, BTreeMap::new(), None),
+        ] {
+            assert_eq!(plan(store, of_store, &owners), action, "{name}");
         }
     }
 }

@@ -15,7 +15,7 @@ use nodekeel_provisioner::{
 use serde_json::json;
 
 use crate::config::{ConfigFlags, DaemonConfig};
-use crate::inventory::{NodeInventory, RowState};
+use crate::inventory::{NodeInventory, RowState, VolumeRow};
 use crate::volumes_cmd::format_table;
 use crate::{api_server, print_stdout, run, start_runtime, volumes};
 
@@ -96,7 +96,7 @@ async fn act_on_orphans(
             RowState::Incomplete | RowState::Importing | RowState::Erasing => row.used_bytes != Some(0),
             _ => false,
         });
-        text = if rows.is_empty() { "no orphans\n".to_owned() } else { format_table(&rows) };
+        text = if rows.is_empty() { "no orphans\n".to_owned() } else { format_table(&rows) + &advice(&rows) };
     } else {
         for (at, (config, inventory)) in stores.iter().enumerate() {
             let wanted: Vec<StoredId> = match &ids {
@@ -122,6 +122,24 @@ async fn act_on_orphans(
             bail!("{}", texts.join("\nprovisionerd: "))
         }
     }
+}
+
+/// What to type for the states of these rows.
+fn advice(rows: &[VolumeRow]) -> String {
+    let of_state = [
+        (
+            RowState::Orphan,
+            "`provisionerd orphans --adopt ID` keeps it, `provisionerd orphans --remove ID` removes it",
+        ),
+        (RowState::OtherNode, "`provisionerd volumes settle ID` removes the copy that a move has left here"),
+        (
+            RowState::Importing,
+            "repeat the import or the move, or `provisionerd volumes settle ID` removes what a move has left",
+        ),
+    ];
+    let has = |state| rows.iter().any(|row| row.state == state);
+    let lines = of_state.into_iter().filter(|(state, _)| has(*state));
+    lines.map(|(state, text)| format!("{}: {text}\n", state.as_str())).collect()
 }
 
 /// An inventory whose owners are known.

@@ -22,12 +22,16 @@ use crate::store_id::StoreId;
 
 mod copier;
 mod error;
+mod header;
 pub(super) mod journal;
 mod resume;
 mod source;
 mod transfer;
 
 pub use error::SourceError;
+pub use header::MoveHeader;
+#[cfg(any(test, feature = "testing"))]
+pub use header::fuzz_move_header;
 
 use copier::Copier;
 use journal::{IMPORT_DIR, JOURNAL_SUFFIX, journal_name};

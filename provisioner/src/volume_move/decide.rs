@@ -1,6 +1,7 @@
 //! Decides the next step of a move, from its record and the PersistentVolume.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use nodekeel_fsquota::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::claim::manifest::affinity_to;
@@ -9,30 +10,47 @@ use crate::identity::FINALIZER;
 use crate::image::VolumeKind;
 use crate::name::DriverName;
 use crate::objects::{STORE_ATTRIBUTE, named_kind, node_of_volume};
+use crate::resize::bound_claim::volume_capacity;
 
 /// Kubernetes keeps a PersistentVolume with it until that is not bound any more.
 const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
 
+/// The version of the records.
+pub(super) const RECORD_FORMAT: u32 = 1;
+
 /// What a move has done and is to do: the content of its ConfigMap.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct MoveRecord {
+pub(crate) struct MoveRecord {
+    /// [`RECORD_FORMAT`].
+    pub(super) format: u32,
     pub(super) namespace: String,
     pub(super) claim: String,
     pub(super) claim_uid: String,
-    /// The node that gets the volume.
+    /// The node that has the volume.
+    pub(super) source: String,
+    /// The node that gets it.
     pub(super) target: String,
     /// The PersistentVolume as it was, recorded before anything is changed.
     pub(super) volume: Option<PersistentVolume>,
-    /// The store of the complete copy.
-    pub(super) copy: Option<String>,
     /// The volume stays where it was.
     pub(super) is_cancelled: bool,
 }
 
 impl MoveRecord {
-    pub(super) fn source(&self) -> Option<&str> {
-        self.volume.as_ref().and_then(node_of_volume)
+    /// Reads a record of this release.
+    pub(crate) fn parse(text: &str) -> Result<Self, serde_json::Error> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        // First, since a newer record may have fields that are unknown here.
+        let Version { format } = serde_json::from_str(text)?;
+        if format != RECORD_FORMAT {
+            let other = format!("its format is {format}, and this release knows {RECORD_FORMAT}");
+            return Err(serde::de::Error::custom(other));
+        }
+        serde_json::from_str(text)
     }
 }
 
@@ -40,7 +58,7 @@ impl MoveRecord {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MoveAction {
     /// Record the PersistentVolume.
-    RecordVolume,
+    RecordVolume(Box<PersistentVolume>),
     /// Remove the record: nothing was changed.
     Abandon(Option<MoveRejection>),
     /// Retain the data of the PersistentVolume, and annotate it with the move.
@@ -49,9 +67,9 @@ pub(super) enum MoveAction {
     Delete,
     /// Remove the finalizers that keep the deleted PersistentVolume.
     RemoveFinalizers,
-    /// Copy the data.
-    Copy,
-    /// Create the PersistentVolume on the node where the data are to be used.
+    /// Copy the data of this PersistentVolume, and at once create the one that [`new_volume`] makes of it.
+    Copy(Box<PersistentVolume>),
+    /// Create the PersistentVolume where it was.
     Create(Box<PersistentVolume>),
     /// The PersistentVolume is on this node: remove the other copy, and then the record.
     Settle { node: String },
@@ -111,6 +129,25 @@ pub enum MoveRejection {
     /// There is no move to cancel.
     #[error("the claim is not being moved")]
     NoMove,
+    /// Another claim of the volume was being moved.
+    #[error(
+        "ConfigMap move-{id} records a move of its volume for another claim: complete or cancel that one"
+    )]
+    OtherClaim {
+        /// The volume.
+        id: VolumeId,
+    },
+    /// Another call has ended the move of this one, or has moved the volume before it.
+    #[error(
+        "another call has cancelled or completed a move of the claim: repeat the command, if it is still to be moved"
+    )]
+    Ended,
+    /// The PersistentVolume promises nothing that could be promised on the other node.
+    #[error("the capacity of PersistentVolume {name} can't be read: correct it by `kubectl edit pv {name}`")]
+    NoCapacity {
+        /// The PersistentVolume.
+        name: String,
+    },
     /// Another program keeps the deleted PersistentVolume.
     #[error("finalizer {finalizer} keeps PersistentVolume {name}: wait for its owner, or remove it")]
     Finalizer {
@@ -141,20 +178,17 @@ pub(super) fn plan_move(
         if record.is_cancelled {
             return Ok(MoveAction::Abandon(None));
         }
-        let suitable = found.ok_or(MoveRejection::NotBound).and_then(|found| check_volume(driver, found));
-        return Ok(match suitable {
-            Ok(_) => MoveAction::RecordVolume,
+        let Some(found) = found else { return Ok(MoveAction::Abandon(Some(MoveRejection::NotBound))) };
+        return Ok(match check_volume(driver, found) {
+            Ok((_, node)) if node == record.source => MoveAction::RecordVolume(Box::new(found.clone())),
+            Ok(_) => MoveAction::Abandon(Some(MoveRejection::Ended)),
             Err(rejection) => MoveAction::Abandon(Some(rejection)),
         });
     };
     let Some(found) = found else {
-        return Ok(match (record.is_cancelled, &record.copy) {
-            (true, _) => MoveAction::Create(Box::new(new_volume(driver, recorded, uid, None))),
-            (false, None) => MoveAction::Copy,
-            (false, Some(store)) => {
-                let target = Some((record.target.as_str(), store.as_str()));
-                MoveAction::Create(Box::new(new_volume(driver, recorded, uid, target)))
-            }
+        return Ok(match record.is_cancelled {
+            true => MoveAction::Create(Box::new(new_volume(driver, recorded, uid, None))),
+            false => MoveAction::Copy(Box::new(recorded.clone())),
         });
     };
     let name = || found.metadata.name.clone().unwrap_or_default();
@@ -168,8 +202,13 @@ pub(super) fn plan_move(
         };
     }
     let policy = found.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    let is_deleting = found.metadata.deletion_timestamp.is_some();
-    match (is_ours && policy == Some("Retain"), is_deleting) {
+    let (is_frozen, is_deleting) =
+        (is_ours && policy == Some("Retain"), found.metadata.deletion_timestamp.is_some());
+    match (is_frozen, is_deleting) {
+        // An expansion may have ended since it was recorded, say; only what is recorded is created again.
+        (true, _) if !is_same(driver, recorded, &unfrozen(recorded, found)) => {
+            Ok(MoveAction::RecordVolume(Box::new(unfrozen(recorded, found))))
+        }
         (true, false) => Ok(MoveAction::Delete),
         (true, true) => match other_finalizer(found) {
             Some(finalizer) => Err(MoveRejection::Finalizer { name: name(), finalizer }),
@@ -179,7 +218,7 @@ pub(super) fn plan_move(
         (false, _) if !is_bound(found) => Ok(MoveAction::Abandon(Some(MoveRejection::ClaimDeleted))),
         // What is created later is as recorded: its policy or its size may have been changed since.
         (false, _) if found.metadata.resource_version != recorded.metadata.resource_version => {
-            Ok(MoveAction::RecordVolume)
+            Ok(MoveAction::RecordVolume(Box::new(found.clone())))
         }
         (false, _) => Ok(MoveAction::Freeze),
     }
@@ -202,6 +241,9 @@ pub(super) fn check_volume<'a>(
     }
     if !is_bound(volume) {
         return Err(MoveRejection::NotBound);
+    }
+    if volume_capacity(volume) == Bytes(0) {
+        return Err(MoveRejection::NoCapacity { name });
     }
     match named_kind(volume) {
         Ok(VolumeKind::Directory) => Ok((id, node)),
@@ -236,8 +278,26 @@ fn other_finalizer(volume: &PersistentVolume) -> Option<String> {
     all.find(|finalizer| ![PV_PROTECTION, FINALIZER].contains(&finalizer.as_str())).cloned()
 }
 
+/// A PersistentVolume that was frozen, with its policy of before.
+fn unfrozen(recorded: &PersistentVolume, found: &PersistentVolume) -> PersistentVolume {
+    let mut volume = found.clone();
+    let policy = recorded.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.clone());
+    volume.spec.get_or_insert_default().persistent_volume_reclaim_policy = policy;
+    volume
+}
+
+/// Returns whether the same is created of both. Finalizers do not count: others remove them while an object is being deleted.
+fn is_same(driver: &DriverName, a: &PersistentVolume, b: &PersistentVolume) -> bool {
+    let [a, b] = [a, b].map(|volume| {
+        let mut volume = new_volume(driver, volume, "", None);
+        volume.metadata.finalizers = None;
+        volume
+    });
+    a == b
+}
+
 /// The PersistentVolume as it was, on another node and in its store or where it was, to be created.
-fn new_volume(
+pub(super) fn new_volume(
     driver: &DriverName,
     recorded: &PersistentVolume,
     uid: &str,
@@ -277,9 +337,10 @@ mod tests {
             namespace: "default".into(),
             claim: "claim-1".into(),
             claim_uid: "1".into(),
+            format: RECORD_FORMAT,
+            source: NODE.into(),
             target: "node-b".into(),
             volume,
-            copy: None,
             is_cancelled: false,
         }
     }
@@ -305,22 +366,36 @@ mod tests {
     fn a_move_goes_step_by_step_and_a_cancelled_one_back() {
         let recorded = record(Some(bound(json!({}))));
         let deleting = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-        assert_eq!(plan(&record(None), Some(&bound(json!({})))), Ok(MoveAction::RecordVolume));
+        let records = |volume: PersistentVolume| Ok(MoveAction::RecordVolume(Box::new(volume)));
+        assert_eq!(plan(&record(None), Some(&bound(json!({})))), records(bound(json!({}))));
+        let elsewhere = MoveRecord { source: "node-c".into(), ..record(None) };
+        let ended = MoveAction::Abandon(Some(MoveRejection::Ended));
+        assert_eq!(plan(&elsewhere, Some(&bound(json!({})))), Ok(ended), "another move was faster");
         for is_cancelled in [false, true] {
             let recorded = MoveRecord { is_cancelled, ..recorded.clone() };
             assert_eq!(plan(&recorded, Some(&bound(json!({})))), Ok(MoveAction::Freeze));
             let changed = bound(json!({ "metadata": { "resourceVersion": "later" } }));
-            assert_eq!(plan(&recorded, Some(&changed)), Ok(MoveAction::RecordVolume));
+            assert_eq!(plan(&recorded, Some(&changed)), records(changed.clone()));
             assert_eq!(plan(&recorded, Some(&frozen(json!({})))), Ok(MoveAction::Delete));
+            // It was expanded since, and is to be created with that and with its policy.
+            for frozen in [frozen(json!({})), frozen(deleting.clone())] {
+                let larger = patched(&frozen, json!({ "spec": { "capacity": { "storage": "80Mi" } } }));
+                let Ok(MoveAction::RecordVolume(volume)) = plan(&recorded, Some(&larger)) else {
+                    panic!("it is recorded")
+                };
+                let spec = volume.spec.as_ref().expect("a spec");
+                assert_eq!(spec.persistent_volume_reclaim_policy.as_deref(), Some("Delete"));
+                let again = MoveRecord { volume: Some(*volume.clone()), ..recorded.clone() };
+                assert!(!matches!(plan(&again, Some(&larger)), Ok(MoveAction::RecordVolume(_))));
+            }
             assert_eq!(plan(&recorded, Some(&frozen(deleting.clone()))), Ok(MoveAction::RemoveFinalizers));
             // Wherever it was created, it is used there.
             let created = frozen(json!({ "metadata": { "uid": "second" } }));
             let settle = MoveAction::Settle { node: NODE.to_owned() };
             assert_eq!(plan(&recorded, Some(&created)), Ok(settle));
         }
-        assert_eq!(plan(&recorded, None), Ok(MoveAction::Copy));
-        let copied = MoveRecord { copy: Some("store-b".into()), ..recorded.clone() };
-        let Ok(MoveAction::Create(created)) = plan(&copied, None) else { panic!("it is created") };
+        let Ok(MoveAction::Copy(volume)) = plan(&recorded, None) else { panic!("it is copied") };
+        let created = new_volume(&driver(), &volume, MOVE, Some(("node-b", "store-b")));
         assert_eq!(node_of_volume(&created), Some("node-b"));
         let value = serde_json::to_value(&created).expect("JSON");
         assert_eq!(value["spec"]["csi"]["volumeAttributes"]["store"], "store-b");
@@ -329,8 +404,7 @@ mod tests {
             assert_eq!(value["spec"][same], old["spec"][same], "{same}");
         }
         assert!(value["metadata"].get("uid").is_none() && value.get("status").is_none(), "{value}");
-        // A copy that is complete changes nothing about a cancelled move.
-        let cancelled = MoveRecord { is_cancelled: true, ..copied };
+        let cancelled = MoveRecord { is_cancelled: true, ..recorded };
         let Ok(MoveAction::Create(created)) = plan(&cancelled, None) else { panic!("it is created") };
         assert_eq!(node_of_volume(&created), Some(NODE));
         assert_eq!(
@@ -360,6 +434,20 @@ mod tests {
         let block = bound(json!({ "spec": { "csi": { "volumeAttributes": { "kind": "block" } } } }));
         let rejection = check_volume(&driver(), &block).expect_err("a device");
         assert!(rejection.to_string().starts_with("a block volume can't be moved"), "{rejection}");
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_one_of_another_release_is_named() {
+        let golden = include_str!("../../testdata/golden/move.json");
+        let recorded = MoveRecord::parse(golden).expect("a record");
+        assert_eq!(recorded, MoveRecord { is_cancelled: true, ..record(Some(bound(json!({})))) });
+        let written = serde_json::to_string(&recorded).expect("JSON");
+        assert_eq!(MoveRecord::parse(&written).expect("a record"), recorded);
+        let newer = MoveRecord::parse(r#"{ "format": 2, "more": true }"#).expect_err("of a newer release");
+        assert!(newer.to_string().contains("its format is 2"), "{newer}");
+        for bad in ["", "{}", "{\"format\":1}"] {
+            MoveRecord::parse(bad).expect_err("no record");
+        }
     }
 
     #[test]

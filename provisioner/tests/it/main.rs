@@ -19,6 +19,7 @@ mod kills;
 mod kube;
 mod lost_limits;
 mod manifests;
+mod moves;
 mod parsers;
 mod power_cut;
 mod service;

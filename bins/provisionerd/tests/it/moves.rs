@@ -1,14 +1,15 @@
 //! `provisionerd volumes move` between two daemons on a real control plane, killed at each step and repeated.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::json;
 use tempfile::TempDir;
-use testbed::{FakeNode, KillPlace, KillTally, Kube, command_output};
+use testbed::{FakeNode, KillPlace, KillTally, Kube, command_output, gotool};
 
 use crate::cluster::{
     DRIVER, TestDaemon, create, kill_rounds, moments_of, pod_manifest, start_control_plane, wait_bound,
@@ -208,18 +209,27 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     assert!(refused.contains("runs on node node-c") && refused.contains("nothing was changed"), "{refused}");
     assert_eq!(kube.get_object("pv", &volume).expect("a PersistentVolume"), before);
 
-    // The plugin of kubectl is the same program.
+    // The plugin of kubectl is the same program. It is found by the real one, and itself calls the one above.
     let plugin = kubectl.path().join("kubectl-nodekeel");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_provisionerd"), &plugin).expect("a link");
+    let real = gotool::KUBERNETES.program_path("kubectl").expect("kubectl");
     let run_plugin = |arguments: &[&str]| {
-        let mut command = Command::new(&plugin);
-        command.args(arguments).arg("--kubeconfig").arg(kube.kubeconfig_file(OPERATOR).expect("an account"));
+        let mut command = Command::new(&real);
+        command.arg("nodekeel").args(arguments);
+        command.arg("--kubeconfig").arg(kube.kubeconfig_file(OPERATOR).expect("an account"));
         let path = std::env::var("PATH").expect("a PATH");
         command_output(command.env_clear().env("PATH", format!("{}:{path}", kubectl.path().display())))
     };
+    let plugins =
+        command_output(Command::new(&real).env_clear().env("PATH", kubectl.path()).args(["plugin", "list"]));
+    assert!(plugins.expect("a list").contains("kubectl-nodekeel"));
     let listed = run_plugin(&["volumes"]).expect("listed");
     assert_eq!(listed.matches("node node-").count(), 2, "{listed}");
     assert_eq!(listed.matches(&volume).count(), 1, "{listed}");
+    let only = run_plugin(&["volumes", "--node", NODES[at], "--", "--json"]).expect("listed");
+    assert!(only.contains("\"volumes\": [") && only.contains(&volume), "{only}");
+    let to_itself = run_plugin(&["move", "default/data", "--to", NODES[at]]).expect("it is there");
+    assert!(to_itself.contains("is already there"), "{to_itself}");
     let absent = format!("{:#}", run_plugin(&["check", "--node=node-c"]).expect_err("no such node"));
     assert!(absent.contains("runs on node node-c"), "{absent}");
 
@@ -231,4 +241,120 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     assert!(drained.contains("moved claim default/data"), "{drained}");
     check_settled(1 - at, "last");
     drop(running);
+}
+
+/// Runs a command, with these bytes as its input.
+fn run_with(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("provisionerd runs");
+    // One that refuses does not read.
+    let _ = child.stdin.take().expect("its input").write_all(input);
+    child.wait_with_output().expect("its output")
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_node_takes_a_volume_that_has_no_persistent_volume_into_its_own_store_alone() {
+    let kube = start_control_plane();
+    for node in NODES {
+        kube.create_fake_node(&FakeNode::new(node).with_driver(DRIVER)).expect("a node");
+    }
+    let (daemons, kubelet) =
+        (NODES.map(|node| TestDaemon::new(&kube, node)), tempfile::tempdir().expect("a directory"));
+    let running = daemons.each_ref().map(|daemon| daemon.start(&[], &[]));
+    // Each store is that of its node by a volume.
+    let [volume, _] = [(0, "data"), (1, "other")].map(|(at, claim)| {
+        let volume = daemons[at].create_claim(&kube, claim, json!({}));
+        wait_bound(&kube, claim);
+        wait_for(&kube, "pv", &volume, |volume| volume["status"]["phase"] == "Bound");
+        volume
+    });
+    fs::write(daemons[0].file_of(&volume), "text").expect("written");
+    drop(running);
+    let run = |at: usize, arguments: &[&str], input: &[u8]| {
+        let mut command = daemons[at].command(&[&["volumes"][..], arguments].concat());
+        command.env("PROVISIONERD_KUBELET", kubelet.path());
+        run_with(command, input)
+    };
+    let sent = run(0, &["send", &volume], b"");
+    assert!(sent.status.success(), "{sent:?}");
+    let stream = sent.stdout;
+    let receive = |arguments: &[&str], input: &[u8]| {
+        run(1, &[&["receive", &volume, "--owner", "1", "--bytes", "1Mi"][..], arguments].concat(), input)
+    };
+    let refused = |arguments: &[&str], input: &[u8], text: &str| {
+        let output = receive(arguments, input);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(text), "{arguments:?}: {text}: {said}");
+        assert_eq!(daemons[1].list_names(".import"), Vec::<String>::new(), "{arguments:?}");
+        assert!(!daemons[1].list_names("volumes").contains(&volume), "{arguments:?}");
+    };
+
+    let checked = receive(&["--check"], &stream);
+    assert!(checked.status.success(), "{checked:?}");
+    refused(&[], &stream, "has a PersistentVolume");
+    for check in [&["--check"][..], &[]] {
+        let with = |more: &[&'static str]| [check, more].concat();
+        refused(&with(&["--expect-node", "node-a"]), &stream, "not the one of the move");
+        refused(&with(&["--expect-driver", "x.y"]), &stream, "not the one of the move");
+        refused(&with(&["--store", "fast"]), &stream, "there is no store fast");
+        // The volume is also in another store of the node.
+        let other = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(other.path().join("volumes").join(&volume)).expect("a volume");
+        let stores = format!("fast={}", other.path().display());
+        refused(&[check, &["--stores", &stores]].concat(), &stream, "in another store of this node");
+        // The disk of another node, or none.
+        let id = daemons[1].base.path().join("store-id");
+        let own = fs::read(&id).expect("an identity");
+        fs::copy(daemons[0].base.path().join("store-id"), &id).expect("another identity");
+        refused(check, &stream, "is not a store of this node");
+        fs::remove_file(&id).expect("removed");
+        refused(check, &stream, "is not a store of this node");
+        fs::write(&id, own).expect("written");
+    }
+
+    // As during a move.
+    let mut object = kube.get_object("pv", &volume).expect("a PersistentVolume");
+    let retain = r#"{"metadata":{"finalizers":null},"spec":{"persistentVolumeReclaimPolicy":"Retain"}}"#;
+    let patch = |patch: &str| {
+        let patch = ["patch", "pv", &volume, "--type=merge", "-p", patch];
+        command_output(kube.kubectl_command().args(patch)).expect("patched");
+    };
+    patch(retain);
+    command_output(kube.kubectl_command().args(["delete", "--wait=false", "pv", &volume])).expect("deleted");
+    // The API server has added its own.
+    if kube.get_object("pv", &volume).is_ok() {
+        patch(retain);
+    }
+    kube.wait_until_gone("pv", &volume).expect("deleted");
+    refused(&["--check"], &stream, "no PersistentVolume on another node");
+    refused(&[], &[&stream[..], b"x"].concat(), "damaged");
+    refused(&[], &stream[..stream.len() - 1], "damaged");
+    for input in [&stream[..], &stream[..stream.len() / 2]] {
+        let received = receive(&[], input);
+        assert!(received.status.success(), "it is there by now: {received:?}");
+    }
+    assert_eq!(fs::read_to_string(daemons[1].file_of(&volume)).expect("the file"), "text");
+    let settled = run(1, &["settle", &volume], b"");
+    assert!(!settled.status.success(), "it is not known where it is used: {settled:?}");
+
+    // It was cancelled: the copy is named, with what to type, and does that.
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        object["metadata"].as_object_mut().expect("metadata").remove(field);
+    }
+    object.as_object_mut().expect("an object").remove("status");
+    create(&kube, &object);
+    let orphans = String::from_utf8(daemons[1].command(&["orphans"]).output().expect("a list").stdout);
+    let orphans = orphans.expect("UTF-8");
+    assert!(orphans.contains(&volume) && orphans.contains("`provisionerd volumes settle ID`"), "{orphans}");
+    for at in [0, 1] {
+        let settled = run(at, &["settle", &volume], b"");
+        assert!(settled.status.success(), "{settled:?}");
+    }
+    assert!(daemons[0].file_of(&volume).exists());
+    refused(&[], &stream, "has a PersistentVolume");
 }

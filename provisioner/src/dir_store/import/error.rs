@@ -8,6 +8,7 @@ use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 use crate::capacity::policy::CapacityShortage;
 use crate::dir_store::error::DirStoreError;
 use crate::id::VolumeId;
+use crate::store::ErrorSource;
 
 /// A directory did not become a volume.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +125,15 @@ pub enum SourceError {
         id: VolumeId,
         /// Where it is.
         path: PathBuf,
+    },
+    /// A volume that has arrived from another node is not to be one of this node any more, or that is not known.
+    #[error("volume {id} was not made one of this node")]
+    Unwanted {
+        /// The volume.
+        id: VolumeId,
+        /// The cause.
+        #[source]
+        source: ErrorSource,
     },
     /// An earlier call for this claim, with another directory, was interrupted.
     #[error("an import of {} for this claim was interrupted: repeat that command first", path.display())]

@@ -39,6 +39,8 @@ pub enum ObjectKind {
     Snapshot,
     /// A VolumeSnapshotContent.
     SnapshotContent,
+    /// A ConfigMap.
+    ConfigMap,
 }
 
 /// The verb of a request.
@@ -88,6 +90,7 @@ impl ObjectKind {
             "pods" => Self::Pod,
             "volumesnapshots" => Self::Snapshot,
             "volumesnapshotcontents" => Self::SnapshotContent,
+            "configmaps" => Self::ConfigMap,
             _ => return None,
         })
     }
@@ -101,6 +104,7 @@ impl ObjectKind {
             Self::AttributesClass => ("storage.k8s.io/v1", "VolumeAttributesClass"),
             Self::Node => ("v1", "Node"),
             Self::Pod => ("v1", "Pod"),
+            Self::ConfigMap => ("v1", "ConfigMap"),
             Self::StorageCapacity => ("storage.k8s.io/v1", "CSIStorageCapacity"),
             Self::CsiNode => ("storage.k8s.io/v1", "CSINode"),
             Self::Snapshot => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
