@@ -3,7 +3,9 @@
 use nodekeel_provisioner::csi::proto::csi;
 use nodekeel_provisioner::csi::testing::fuzz_request;
 use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::testing::{fuzz_handle, fuzz_kind_mark, fuzz_quantity, fuzz_trash_entry};
+use nodekeel_provisioner::testing::{
+    fuzz_handle, fuzz_kind_mark, fuzz_move_header, fuzz_move_record, fuzz_quantity, fuzz_trash_entry,
+};
 use proptest::prelude::*;
 use prost::Message as _;
 
@@ -91,6 +93,15 @@ proptest! {
         fuzz_kind_mark(&bytes);
         fuzz_handle(&bytes);
         fuzz_quantity(&bytes);
+        fuzz_move_header(&bytes);
+        fuzz_move_record(&bytes);
+    }
+
+    #[test]
+    fn no_edited_header_or_record_of_a_move_is_read_as_another_one(edits in edits()) {
+        let header = &b"{\"format\":1,\"inodes\":7,\"usedBytes\":5,\"usedInodes\":2}\nrest"[..];
+        fuzz_move_header(&apply_edits(header.to_vec(), edits.clone()));
+        fuzz_move_record(&apply_edits(include_bytes!("../../testdata/golden/move.json").to_vec(), edits));
     }
 
     #[test]
