@@ -78,11 +78,13 @@ fn the_chart_gives_the_objects_of_every_component() {
     let relative = format!("{}{base}", "../".repeat(home.path().components().count() - 1));
     let overlay = format!(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{relative}]\n\
-         components: [{relative}/monitoring, {relative}/snapshots]\n"
+         components: [{relative}/monitoring, {relative}/snapshots, {relative}/move]\n"
     );
     fs::write(home.path().join("kustomization.yaml"), overlay).expect("write the overlay");
     assert_same(
-        &render_chart("{ monitoring: { enabled: true }, snapshots: { enabled: true } }"),
+        &render_chart(
+            "{ monitoring: { enabled: true }, snapshots: { enabled: true }, move: { enabled: true } }",
+        ),
         kustomize(home.path()),
     );
 }
@@ -192,6 +194,7 @@ directory: /srv/fast
 listen: 127.0.0.1:9811
 classes: [{ name: fast }]
 snapshots: { enabled: true }
+move: { enabled: true }
 agent: { removeVolumesOfGoneNodes: 24h }
 "#;
     let parse = |name: &str, values: &str| -> Vec<Value> {
@@ -200,7 +203,7 @@ agent: { removeVolumesOfGoneNodes: 24h }
                 .expect("YAML");
         documents.into_iter().filter(|object| !object.is_null()).collect()
     };
-    let first = parse("nodekeel", "snapshots: { enabled: true }");
+    let first = parse("nodekeel", "{ snapshots: { enabled: true }, move: { enabled: true } }");
     let second = parse("fast", SECOND);
     let name = |object: &Value| {
         let metadata = &object["metadata"];
