@@ -239,6 +239,28 @@ agent: { removeVolumesOfGoneNodes: 24h }
 
 #[test]
 #[ignore = "needs helm"]
+fn stores_that_provisionerd_would_refuse_are_refused_by_name() {
+    for (values, text) in [
+        ("stores: { Fast: /srv/fast }", "stores.Fast: invalid name"),
+        ("stores: { fast-: /srv/fast }", "stores.fast-: invalid name"),
+        ("stores: { a.b: /srv/fast }", "stores.a.b: invalid name"),
+        ("stores: { fast: srv/fast }", "stores.fast: use an absolute path"),
+        ("stores: { fast: '/srv/a,bulk=/srv/b' }", "stores.fast: use an absolute path"),
+        ("stores: { fast: /srv/fast/../bulk }", "stores.fast: use an absolute path"),
+        ("stores: { bulk: /srv/a, fast: /srv/a/ }", "is that of stores."),
+        ("stores: { bulk: /srv/a, fast: /srv/a/b }", "stores.fast: /srv/a/b is that of stores.bulk, or below it"),
+        ("stores: { fast: /var/lib/nodekeel/fast }", "is that of directory, or below it"),
+        ("{ directory: /srv/a/b, stores: { fast: /srv/a } }", "directory: /srv/a/b is below that of stores.fast"),
+        ("classes: [{ name: fast, parameters: { store: fast } }]", "there is no store \"fast\""),
+    ] {
+        let error = format!("{:#}", try_render(values).expect_err(values));
+        assert!(error.contains(text), "{values}: {error}");
+    }
+    try_render("stores: { bulk: /srv/a, fast: /srv/ab }").expect("they are beside each other");
+}
+
+#[test]
+#[ignore = "needs helm"]
 fn values_that_no_probe_would_reach_are_refused() {
     for (values, text) in [
         (r#"config: 'listen = "127.0.0.1:1234"'"#, "monitoring.listen"),
