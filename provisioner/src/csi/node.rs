@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 use tonic::{Code, Request, Response, Status};
 
 use super::guard::InFlightCalls;
@@ -32,6 +34,34 @@ pub(super) struct PluginStore {
     pub(super) name: Option<StoreName>,
     pub(super) store: Arc<dyn VolumeStore>,
     pub(super) volumes: Arc<dyn VolumeOpener>,
+    calls: Arc<Semaphore>,
+}
+
+/// How many calls wait for one disk at once: each one of a disk that hangs takes a thread for as long.
+const CALLS_AT_ONCE: usize = 8;
+
+impl PluginStore {
+    pub(super) fn new(
+        name: Option<StoreName>,
+        store: Arc<dyn VolumeStore>,
+        volumes: Arc<dyn VolumeOpener>,
+    ) -> Self {
+        Self { name, store, volumes, calls: Arc::new(Semaphore::new(CALLS_AT_ONCE)) }
+    }
+
+    /// Has the disk answer, in its turn. If the caller disconnects, what waits is dropped, and what has begun completes.
+    async fn ask<T: Send + 'static>(
+        &self,
+        answer: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let turn = Arc::clone(&self.calls).acquire_owned().await;
+        // In a task: the turn ends with the work, and not with the call that gives it up.
+        let done = tokio::spawn(async move {
+            let _until_done = turn;
+            answer.await
+        });
+        done.await.unwrap_or_else(|error| Err(call_incomplete(&error)))
+    }
 }
 
 /// The node service, for targets below the kubelet's directory.
@@ -69,7 +99,7 @@ impl NodeService {
         let looks = self.stores.iter().map(|store| async move {
             let (volumes, id) = (Arc::clone(&store.volumes), id.clone());
             let look = move || Ok(volumes.inspect(&id).map(|volume| FileId::from_fd(volume.as_fd()).ok()));
-            (store, run_blocking(look).await)
+            (store, store.ask(run_blocking(look)).await)
         });
         let mut looks: FuturesUnordered<_> = looks.collect();
         let (mut found, mut untold) = (None, None);
@@ -95,12 +125,12 @@ impl NodeService {
         let busy = || Status::aborted(format!("another call for volume {id} is in flight"));
         let in_flight = self.in_flight.try_acquire(id).ok_or_else(busy)?;
         let volumes = self.volumes_of(store);
-        run_blocking(move || {
+        let act = run_blocking(move || {
             // The thread holds the mark, and not this future, which ends when the kubelet gives up the call.
             let _until_done = in_flight;
             act(&volumes)
-        })
-        .await
+        });
+        store.ask(act).await
     }
 
     /// The usage of a published volume; if the store can't tell, because it or the volume is lost, only why the volume
@@ -108,16 +138,18 @@ impl NodeService {
     async fn volume_stats(&self, wanted: StatsRequest) -> Result<NodeGetVolumeStatsResponse, Status> {
         let store = self.find_store(&wanted.id, &wanted.target).await?;
         let volumes = self.volumes_of(store);
-        match store.store.usage(&wanted.id).await {
+        let (asked, id) = (Arc::clone(&store.store), wanted.id.clone());
+        match store.ask(async move { Ok(asked.usage(&id).await) }).await? {
             Ok(volume) => {
-                let space = run_blocking(move || volumes.published_space(&wanted)).await?;
+                let space = store.ask(run_blocking(move || volumes.published_space(&wanted))).await?;
                 let normal = VolumeCondition { abnormal: false, message: NORMAL_MESSAGE.to_owned() };
                 let usage = usage_rows(&volume, &space);
                 Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(normal) })
             }
             Err(error) => {
                 let is_missing = matches!(error, VolumeStoreError::NotFound { .. });
-                let is_published = run_blocking(move || Ok(volumes.is_occupied(&wanted, is_missing))).await?;
+                let is_occupied = move || Ok(volumes.is_occupied(&wanted, is_missing));
+                let is_published = store.ask(run_blocking(is_occupied)).await?;
                 // A target without a mount is an error of the call, and not of the volume.
                 if !is_published {
                     return Err(store_status(&error));
@@ -146,8 +178,12 @@ pub(super) async fn run_blocking<T: Send + 'static>(
 ) -> Result<T, Status> {
     match tokio::task::spawn_blocking(act).await {
         Ok(result) => result,
-        Err(error) => Err(Status::internal(format!("the call did not complete: {error}"))),
+        Err(error) => Err(call_incomplete(&error)),
     }
+}
+
+fn call_incomplete(error: &JoinError) -> Status {
+    Status::internal(format!("the call did not complete: {error}"))
 }
 
 /// The volumes of a store, and the mounts of the node.

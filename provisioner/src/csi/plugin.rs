@@ -131,7 +131,7 @@ impl NodePlugin {
         let (store, volumes) = (Arc::clone(&deps.store), Arc::clone(&deps.volumes));
         Ok(Self {
             deps: Arc::new(deps),
-            stores: vec![PluginStore { name: None, store, volumes }],
+            stores: vec![PluginStore::new(None, store, volumes)],
             kubelet_dir: kubelet.to_owned(),
             sockets,
             in_flight: InFlightCalls::default(),
@@ -147,7 +147,7 @@ impl NodePlugin {
         store: Arc<dyn VolumeStore>,
         volumes: Arc<dyn VolumeOpener>,
     ) -> Self {
-        self.stores.push(PluginStore { name: Some(name), store, volumes });
+        self.stores.push(PluginStore::new(Some(name), store, volumes));
         self
     }
 

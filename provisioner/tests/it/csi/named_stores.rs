@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_provisioner::csi::proto::csi::NodePublishVolumeRequest;
@@ -237,4 +238,30 @@ async fn a_start_while_one_disk_hangs_does_not_lock_the_attached_volumes_of_anot
     let path = |name: &str| kubelet.path().join("pods").join(name).display().to_string();
     assert_eq!(client.send_publish(publish_in("fast", &id(2), &path("b"))).await, Ok(()), "not attached");
     assert_eq!(client.send_publish(publish_in("fast", &id(1), &path("a"))).await, Ok(()), "attached");
+}
+
+#[test]
+fn the_stats_of_one_disk_do_not_use_up_the_threads_while_another_hangs() {
+    let (kubelet, fast) = (tempfile::tempdir().expect("a directory"), Site::new());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(16).build();
+    runtime.expect("a runtime").block_on(async {
+        fast.create(&id(1), 8).await;
+        let (server, _release) = start_hung(kubelet.path(), &fast, Arc::new(MemMounter::default())).await;
+        let mut client = TestClient::connect(&server.socket).await;
+        let path = |name: &str| kubelet.path().join("pods").join(name).display().to_string();
+        let served = (id(1), path("a"));
+        assert_eq!(client.send_publish(publish_in("fast", &served.0, &served.1)).await, Ok(()));
+        for number in 10..42 {
+            // It may be on the disk that hangs. The kubelet gives the calls up.
+            let (id, path) = (id(number), path("b"));
+            let unanswered = client.stats(&id, &path);
+            tokio::time::timeout(Duration::from_millis(10), unanswered).await.expect_err("it hangs");
+            let unanswered = client.send_publish(publish_in("", &id, &path));
+            tokio::time::timeout(Duration::from_millis(10), unanswered).await.expect_err("it hangs");
+            let stats =
+                tokio::time::timeout(Duration::from_secs(10), client.stats(&served.0, &served.1)).await;
+            assert_eq!(stats.expect("a thread is left").map(|usage| usage[0].total), Ok(8 << 20), "{number}");
+        }
+        assert_eq!(client.unpublish(&served.0, &served.1).await, Ok(()));
+    });
 }
