@@ -403,7 +403,10 @@ fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
         (format!("{given}node = \"a_b\""), ":3:8: provisioner.node: "),
         (format!("{given}csi = \"no\""), ":3:7: provisioner.csi: must be true or false, without quotes"),
         (format!("{given}directory = \"v\""), ":3:13: provisioner.directory: \"v\" is not absolute"),
-        (format!("{given}stores = {{ a = \"/v\", b = \"/v\" }}"), "two stores have the directory /v"),
+        (
+            format!("{given}stores = {{ a = \"/v\", b = \"/v\" }}"),
+            "store a has the directory /v, which is that of store b",
+        ),
         (format!("{given}stores = {{ \"../a\" = \"/v\" }}"), "invalid store name \"../a\""),
         (
             format!("{given}capacity.ratio = 0.0"),

@@ -24,8 +24,10 @@
 //! # Ok::<_, toml::de::Error>(())
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -34,7 +36,7 @@ use nodekeel_localstorage::FileMode;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
-use crate::{CapacityPolicy, DriverName, InvalidRatio};
+use crate::{CapacityPolicy, DriverName, InvalidRatio, StoreName};
 
 /// The kubelet's root directory, unless its `--root-dir` names another.
 pub const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
@@ -73,6 +75,51 @@ impl CapacitySettings {
     pub fn policy(self) -> Result<CapacityPolicy, InvalidRatio> {
         CapacityPolicy::try_new(self.ratio, self.reserve)
     }
+}
+
+/// The directory of a store is that of another one, or below it: they would share a disk, and one would find the other among its
+/// files.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{store} has the directory {}, which is that of {other}, {}, or below it: give each store a directory of its own, on a file \
+     system of its own",
+    path.display(), other_path.display()
+)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature: the two stores")]
+pub struct OverlappingStores {
+    /// The store, such as `store fast`.
+    pub store: String,
+    /// Its directory.
+    pub path: PathBuf,
+    /// The other store.
+    pub other: String,
+    /// The directory of that.
+    pub other_path: PathBuf,
+}
+
+/// Checks that no store has its directory in that of another one. `directory` is that of the store without a name.
+///
+/// # Errors
+/// [`OverlappingStores`], by the paths alone: links are not followed.
+pub fn check_store_directories(
+    directory: Option<&Path>,
+    stores: &BTreeMap<StoreName, PathBuf>,
+) -> Result<(), OverlappingStores> {
+    let named = stores.iter().map(|(name, path)| (format!("store {name}"), path.as_path()));
+    let unnamed = directory.map(|path| ("the store without a name".to_owned(), path));
+    let all: Vec<_> = named.chain(unnamed).collect();
+    for (at, (store, path)) in all.iter().enumerate() {
+        let mut others = all.iter().enumerate().filter(|(other, _)| *other != at);
+        if let Some((_, (other, other_path))) = others.find(|(_, (_, it))| path.starts_with(it)) {
+            return Err(OverlappingStores {
+                store: store.clone(),
+                path: path.to_path_buf(),
+                other: other.clone(),
+                other_path: other_path.to_path_buf(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// `audit`: how the limits of volumes are audited.

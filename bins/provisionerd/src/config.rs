@@ -5,14 +5,15 @@ use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::{FileMode, TrustError, check_file_owner};
 use nodekeel_provisioner::settings::{
-    AuditSettings, CapacitySettings, DEFAULT_KUBELET, default_driver, deserialize_mode, parse_audit_interval,
+    AuditSettings, CapacitySettings, DEFAULT_KUBELET, OverlappingStores, check_store_directories,
+    default_driver, deserialize_mode, parse_audit_interval,
 };
 use nodekeel_provisioner::{
     CapacityPolicy, DriverName, FINALIZER, InvalidRatio, NodeName, ProvisionerIdentity, StoreName,
@@ -45,8 +46,10 @@ pub(crate) enum ConfigError {
     },
     #[error("invalid `{key}` {}: use an absolute path", path.display())]
     RelativePath { key: &'static str, path: PathBuf },
-    #[error("two stores have the directory {}: give each one its own, on a file system of its own", path.display())]
-    SameDirectory { path: PathBuf },
+    #[error("invalid `stores` {name} = {}: use an absolute path without ..", path.display())]
+    StorePath { name: StoreName, path: PathBuf },
+    #[error("invalid `stores`: {0}")]
+    Overlap(OverlappingStores),
     #[error("store {name} is given twice: give each store one directory")]
     SameStore { name: StoreName },
     #[error("there is no store {name}: name one of the table `stores`")]
@@ -263,14 +266,11 @@ impl DaemonConfig {
             }
         }
         for (name, path) in &self.stores {
-            if !path.is_absolute() {
-                return Err(ConfigError::RelativePath { key: "stores", path: path.clone() });
-            }
-            let is_same = |(other, at): (&StoreName, &PathBuf)| other != name && at == path;
-            if *path == self.directory || self.stores.iter().any(is_same) {
-                return Err(ConfigError::SameDirectory { path: path.clone() });
+            if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+                return Err(ConfigError::StorePath { name: name.clone(), path: path.clone() });
             }
         }
+        check_store_directories(Some(&self.directory), &self.stores).map_err(ConfigError::Overlap)?;
         // Only checked here, so that an invalid ratio is an error of the configuration.
         self.capacity_policy()?;
         Ok(self)
@@ -407,11 +407,20 @@ mod tests {
         assert_eq!(each, [(None, "/b".into()), named("bulk", "/c"), named("fast", "/f")]);
         let twice = stores(&["fast=/f", "fast=/g"]).load_config();
         assert!(matches!(twice, Err(ConfigError::SameStore { .. })), "{twice:?}");
-        for given in [["fast=/b", "bulk=/c"], ["fast=/c", "bulk=/c"]] {
-            let same = stores(&given).load_config();
-            assert!(matches!(same, Err(ConfigError::SameDirectory { .. })), "{same:?}");
+        for (given, named) in [
+            (["fast=/b", "bulk=/c"], "store fast"),
+            (["fast=/c", "bulk=/c"], "store bulk"),
+            (["fast=/c", "bulk=/c/d"], "store bulk"),
+            (["fast=/c", "bulk=/b//d/."], "store bulk"),
+            (["fast=/c", "bulk=/"], "store fast"),
+        ] {
+            let error = stores(&given).load_config().expect_err("they overlap").to_string();
+            assert!(error.contains(&format!("{named} has the directory")), "{error}");
         }
-        assert!(matches!(stores(&["fast=f"]).load_config(), Err(ConfigError::RelativePath { .. })));
+        assert!(stores(&["fast=/c", "bulk=/cd"]).load_config().is_ok());
+        for given in ["fast=f", "fast=/c/../b"] {
+            assert!(matches!(stores(&[given]).load_config(), Err(ConfigError::StorePath { .. })), "{given}");
+        }
         assert!(parse_store("fast").is_err() && parse_store("../x=/f").is_err());
         let zero = ConfigFlags { capacity_ratio: Some(0.0), ..Default::default() };
         assert!(matches!(zero.load_config(), Err(ConfigError::CapacityRatio(_))));

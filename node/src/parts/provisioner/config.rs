@@ -1,9 +1,9 @@
 //! `[provisioner]`: volumes for the claims of a Kubernetes cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use nodekeel_provisioner::settings::{DEFAULT_KUBELET, default_driver};
+use nodekeel_provisioner::settings::{DEFAULT_KUBELET, check_store_directories, default_driver};
 use nodekeel_provisioner::{DriverName, NodeName, StoreName};
 use serde::Deserialize;
 
@@ -76,14 +76,11 @@ impl ProvisionerConfig {
         for (field, path) in paths.into_iter().filter_map(|(field, path)| Some((field, path?))) {
             check_absolute_path(field, path)?;
         }
-        let mut directories = BTreeSet::from_iter(&self.directory);
         for path in self.stores.values() {
             check_absolute_path("provisioner.stores", path)?;
-            if !directories.insert(path) {
-                let message =
-                    format!("two stores have the directory {}; give each one its own", path.display());
-                return reject_field("provisioner.stores", message);
-            }
+        }
+        if let Err(overlap) = check_store_directories(self.directory.as_deref(), &self.stores) {
+            return reject_field("provisioner.stores", overlap.to_string());
         }
         if self.node_name_or(node).is_none() {
             let message =
