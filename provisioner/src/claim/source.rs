@@ -11,6 +11,7 @@ use crate::image::VolumeKind;
 use crate::name::StoreName;
 use crate::objects::{attributed_kind, class_name, store_name};
 use crate::quantity;
+use crate::snapshot::apply::recorded_store;
 use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 
 /// The data source of a claim: an object in its namespace, by its name.
@@ -93,6 +94,10 @@ pub(crate) fn plan_restore(
     if !content.is_ready() || snapshot.metadata.deletion_timestamp.is_some() {
         return wait("is not ready to use");
     }
+    // Recorded before it is ready; the store without a name records nothing.
+    if let Some(rejection) = check_store(identity, name, recorded_store(identity, content)) {
+        return SourceAction::Reject(rejection);
+    }
     let size = content.status.as_ref().and_then(|status| status.restore_size).unwrap_or_default();
     if let Some(rejection) = check_size(spec, name, u64::try_from(size).unwrap_or_default()) {
         return SourceAction::Reject(rejection);
@@ -135,12 +140,8 @@ pub(crate) fn plan_clone(
         let driver = volume.csi.as_ref().map_or("another driver", |csi| &csi.driver).to_owned();
         return SourceAction::Reject(ClaimRejection::ForeignSource { source_name: name.to_owned(), driver });
     };
-    if store != identity.store.as_ref().map(StoreName::as_str) {
-        let store = store.unwrap_or_default().to_owned();
-        return SourceAction::Reject(ClaimRejection::SourceInOtherStore {
-            source_name: name.to_owned(),
-            store,
-        });
+    if let Some(rejection) = check_store(identity, name, store) {
+        return SourceAction::Reject(rejection);
     }
     let mode = Some(volume.volume_mode.as_deref().unwrap_or("Filesystem"));
     if let Some(rejection) = check_mode(spec, "the source's volumeMode", mode) {
@@ -169,6 +170,17 @@ pub(crate) fn plan_clone(
         (Some(_), Err(error)) => wait(&format!("can't be cloned: {error}")),
         (None, _) => wait("has a volume on an unknown node"),
     }
+}
+
+/// Rejects a source in another store, by its name: blocks are shared within one file system only.
+fn check_store(
+    identity: &ProvisionerIdentity,
+    source_name: &str,
+    store: Option<&str>,
+) -> Option<ClaimRejection> {
+    let (source_name, named) = (source_name.to_owned(), store.map(str::to_owned));
+    let is_here = store == identity.store.as_ref().map(StoreName::as_str);
+    (!is_here).then_some(ClaimRejection::SourceInOtherStore { source_name, store: named })
 }
 
 /// Rejects a source of another volumeMode. `field` is the one that has the mode.

@@ -174,15 +174,12 @@ pub enum ClaimRejection {
         driver: String,
     },
     /// The data source is in another store of the node: blocks are shared within one file system only.
-    #[error(
-        "data source {source_name} is in store {store:?} of its node, and the class of the claim has its volumes in another \
-         one: use a class of that store"
-    )]
+    #[error("{}", other_store_note(source_name, store.as_deref()))]
     SourceInOtherStore {
         /// The data source.
         source_name: String,
-        /// The name of its store; empty for the one without a name.
-        store: String,
+        /// The name of its store, unchecked; `None` is the one without a name.
+        store: Option<String>,
     },
     /// A PersistentVolume of this name exists and belongs to another claim.
     #[error(
@@ -199,6 +196,17 @@ pub enum ClaimRejection {
         /// The UID.
         uid: String,
     },
+}
+
+fn other_store_note(source_name: &str, store: Option<&str>) -> String {
+    let (place, class) = match store {
+        Some(store) => (format!("store {store:?}"), format!("with the parameter `store: {store}`")),
+        None => ("the store without a name".to_owned(), "without the parameter `store`".to_owned()),
+    };
+    format!(
+        "data source {source_name} is in {place} of its node, and the claim's storage class has its volumes in another one: \
+         create the claim again with a class {class}"
+    )
 }
 
 /// The reason why a size is invalid.

@@ -27,7 +27,7 @@ pub(crate) struct SnapshotApplier {
 }
 
 /// The annotation of a content with the name of the store of its snapshot; none without a name.
-fn store_annotation(identity: &ProvisionerIdentity) -> String {
+pub(crate) fn store_annotation(identity: &ProvisionerIdentity) -> String {
     format!("{}/store", identity.driver)
 }
 
@@ -49,8 +49,8 @@ impl SnapshotApplier {
         self.store_name().is_none_or(|name| recorded_store(&self.api.identity, content) == Some(name))
     }
 
-    /// Records on a content the store that its snapshot is about to be taken in: its removal must not take place in another
-    /// one, in which a missing snapshot looks removed.
+    /// Records on a content the store that its snapshot is about to be taken in, or that has it: its removal must not take
+    /// place in another one, in which a missing snapshot looks removed.
     pub(crate) async fn record_store(&self, content: &VolumeSnapshotContent) -> Result<(), ReconcileError> {
         let annotation = store_annotation(&self.api.identity);
         let patch = json!({ "metadata": { "annotations": { annotation: self.store_name() } } });

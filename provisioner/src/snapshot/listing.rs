@@ -10,13 +10,14 @@ use crate::api::call::status_code;
 use crate::api::timeout::with_timeout;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
+use crate::snapshot::apply::{recorded_store, store_annotation};
 use crate::snapshot::decide::ready_snapshot;
 use crate::snapshot::{MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotId, VolumeSnapshotContent};
 
 const PAGE_SIZE: u32 = 500;
 
-/// The snapshots of a node that were taken and are not being removed: those of its ready VolumeSnapshotContents. None
-/// without the snapshot API, or without the permission to list them: then the node has never served any.
+/// The snapshots of a node that were taken and are not being removed, and that name no other store: those of its ready
+/// VolumeSnapshotContents. None without the snapshot API, or without the permission to list them: then the node has never served any.
 pub(crate) async fn list_ready_snapshots(
     client: &Client,
     identity: &ProvisionerIdentity,
@@ -24,7 +25,10 @@ pub(crate) async fn list_ready_snapshots(
     let label = format!("{MANAGED_BY_LABEL}={}", identity.node);
     let mut ready = BTreeSet::new();
     let listed = for_each(client, ListParams::default().labels(&label), |content| {
-        ready.extend(ready_snapshot(identity, &content));
+        let store = recorded_store(identity, &content);
+        let is_here =
+            store.is_none_or(|store| identity.store.as_ref().is_some_and(|own| own.as_str() == store));
+        ready.extend(ready_snapshot(identity, &content).filter(|_| is_here));
     });
     match listed.await {
         Err(error) if matches!(status_code(&error), Some(403 | 404)) => Ok(BTreeSet::new()),
@@ -89,11 +93,17 @@ pub fn adopted_snapshot(
 ) -> [Value; 2] {
     let api_version = format!("{SNAPSHOT_GROUP}/v1");
     let name = id.as_str();
+    let annotations =
+        identity.store.as_ref().map(|store| json!({ store_annotation(identity): store.as_str() }));
     [
         json!({
             "apiVersion": api_version,
             "kind": "VolumeSnapshotContent",
-            "metadata": { "name": name, "labels": { MANAGED_BY_LABEL: identity.node.as_str() } },
+            "metadata": {
+                "name": name,
+                "labels": { MANAGED_BY_LABEL: identity.node.as_str() },
+                "annotations": annotations,
+            },
             "spec": {
                 "driver": identity.driver.as_str(),
                 "deletionPolicy": "Retain",

@@ -187,7 +187,9 @@ impl SnapshotReconciler {
         let rejection = match plan_snapshot(&applier.api.identity, content) {
             SnapshotAction::Ignore => return Ok(()),
             // The change of the content brings it back.
-            SnapshotAction::Create { .. } if !applier.has_recorded_store(content) => {
+            SnapshotAction::Create { .. } | SnapshotAction::Report(_)
+                if !applier.has_recorded_store(content) =>
+            {
                 return applier.record_store(content).await;
             }
             SnapshotAction::Create { id, volume } => {

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_fsquota::Bytes;
 use nodekeel_fsquota::testing::MemQuota;
+use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_class, sample_identity, sample_snapshot_content};
+use nodekeel_provisioner::testing::objects::{
+    NODE, sample_class, sample_identity, sample_snapshot_content, sample_uid,
+};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestVerb};
 use nodekeel_provisioner::{
     Ability, DirStore, DirStoreOptions, NamedStore, Provisioner, ProvisionerConfig, SELECTED_NODE, StoreName,
-    StoreStatus, VolumeStore as _,
+    StoreStatus, VolumeKind, VolumeStore as _, adopted_snapshot,
 };
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -519,4 +521,90 @@ async fn a_snapshot_is_deleted_while_another_disk_hangs() {
         }
     }
     panic!("the snapshot of the healthy store is not deleted in 10 minutes");
+}
+
+/// Creates the VolumeSnapshot of a content, which it is bound to.
+fn create_snapshot(api: &FakeApi, number: u32) {
+    let snapshot = json!({
+        "metadata": { "namespace": "default", "name": format!("snapshot-{number}"), "uid": sample_uid(number) },
+        "status": { "boundVolumeSnapshotContentName": content_name(number) },
+    });
+    api.create_object(ObjectKind::Snapshot, snapshot);
+    api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(number, json!({})));
+}
+
+fn restore_of(number: u32, class: &str) -> Value {
+    let name = format!("snapshot-{number}");
+    let source = json!({ "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name });
+    json!({ "spec": { "dataSource": source, "dataSourceRef": source, "storageClassName": class } })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_into_another_store_is_rejected_with_the_class_that_it_needs() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    api.create_claim(1, json!({}));
+    create_fast_claim(&api, 2);
+    for number in [1, 2] {
+        wait_bound(&api, &format!("claim-{number}")).await;
+        create_snapshot(&api, number);
+        wait_until(&api, |api| is_content_ready(api, number)).await;
+    }
+    for (claim, source, class, remedy) in [
+        (3, 2, "local", "a class with the parameter `store: fast`"),
+        (4, 1, "fast", "a class without the parameter `store`"),
+    ] {
+        api.create_claim(claim, restore_of(source, class));
+        let name = format!("claim-{claim}");
+        wait_for_event(&api, &name, "ProvisioningFailed").await;
+        let notes = api.event_notes(&name);
+        assert!(notes.iter().any(|note| note.contains(remedy)), "{notes:?}");
+        advance_time(600).await;
+        assert_eq!(api.event_notes(&name).len(), 1, "it is told once");
+    }
+    api.create_claim(5, restore_of(1, "local"));
+    api.create_claim(6, restore_of(2, "fast"));
+    for claim in ["claim-5", "claim-6"] {
+        wait_bound(&api, claim).await;
+    }
+    assert_eq!(store.list().await.expect("listed"), [id(1), id(5)]);
+    assert_eq!(fast_store.list().await.expect("listed"), [id(2), id(6)]);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_existing_snapshot_of_a_named_store_is_recorded_there_and_restored() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    create_fast_claim(&api, 1);
+    wait_bound(&api, "claim-1").await;
+    {
+        use nodekeel_provisioner::SnapshotStore as _;
+        fast_store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("taken");
+    }
+    // As an administrator creates it, who names no store.
+    let [mut content, mut snapshot] =
+        adopted_snapshot(&sample_identity(NODE), &snapshot_id(1), VolumeKind::Directory, "default");
+    let name = content["metadata"]["name"].as_str().expect("a name").to_owned();
+    snapshot["metadata"]["name"] = json!("snapshot-1");
+    snapshot["metadata"]["uid"] = json!(sample_uid(1));
+    snapshot["status"] = json!({ "boundVolumeSnapshotContentName": name });
+    content["spec"]["volumeSnapshotRef"]["uid"] = json!(sample_uid(1));
+    api.create_object(ObjectKind::SnapshotContent, content);
+    api.create_object(ObjectKind::Snapshot, snapshot);
+    let store_of = |api: &FakeApi| {
+        let content = api.get_object(ObjectKind::SnapshotContent, &name).expect("a content");
+        content["metadata"]["annotations"]["volumes.nodekeel.example/store"].clone()
+    };
+    wait_until(&api, |api| store_of(api) == "fast").await;
+    api.create_claim(2, restore_of(1, "fast"));
+    wait_bound(&api, "claim-2").await;
+    running.stop().await;
+    // A content that the command prints names the store already.
+    let mut identity = sample_identity(NODE);
+    identity.store = Some(fast());
+    let [content, _] = adopted_snapshot(&identity, &snapshot_id(1), VolumeKind::Directory, "default");
+    assert_eq!(content["metadata"]["annotations"]["volumes.nodekeel.example/store"], "fast");
 }
