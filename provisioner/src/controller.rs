@@ -290,6 +290,7 @@ impl StoreLoops {
             remover,
             snapshots: snapshots.clone(),
             objects: caches.volumes.clone(),
+            classes: caches.classes.clone(),
             served: served.clone(),
             missing: Arc::clone(&missing),
             failures: failures.clone(),

@@ -58,6 +58,15 @@ fn describe_state(state: &OrphanState) -> String {
         OrphanState::OnOtherNode { node } => {
             format!("its PersistentVolume is on node {node}: move or delete that first")
         }
+        OrphanState::InOtherStore { store } => {
+            let store = store
+                .as_ref()
+                .map_or("the store without a name".to_owned(), |name| format!("store {name:?}"));
+            format!(
+                "its PersistentVolume is in {store} of this node: compare the two, and remove the directory here if its data are \
+                 not needed"
+            )
+        }
         OrphanState::Claimed { claim, .. } => {
             let [namespace, name] =
                 [&claim.namespace, &claim.name].map(|text| text.as_deref().unwrap_or_default());

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::Patch;
 use kube::runtime::reflector::{ObjectRef, Store};
 use nodekeel_supervisor::Backoff;
@@ -23,7 +24,8 @@ use crate::failure::{FailureReporter, ReconcileError};
 use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
 use crate::loss::status::ServedStore;
-use crate::objects::{is_marked_lost, is_on_node, named_store};
+use crate::objects::{class_name, is_in_store, is_marked_lost, named_store};
+use crate::scope::is_class_of_store;
 use crate::snapshot::{SnapshotId, SnapshotStore, list_snapshot_owners};
 use crate::step::VolumeStep;
 use crate::store_id::{StoreId, StoreIdentity};
@@ -121,6 +123,7 @@ pub(crate) struct OrphanSweeper {
     pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
     /// The cached PersistentVolumes of this node.
     pub(crate) objects: Store<PersistentVolume>,
+    pub(crate) classes: Store<StorageClass>,
     pub(crate) served: ServedStore,
     /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
     pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
@@ -317,6 +320,8 @@ impl OrphanSweeper {
             let id = VolumeId::from_uid(claim.metadata.uid.as_deref().unwrap_or_default());
             if let Some(state) = id.ok().and_then(|id| states.get_mut(&id)) {
                 *state = match claim_ignore_reason(&self.api.identity, &claim) {
+                    // Its volume will be in another store.
+                    None if !self.may_provision(&claim) => ClaimState::Gone,
                     None => ClaimState::Pending,
                     Some(ClaimIgnoreReason::HasVolume | ClaimIgnoreReason::NotPending) => {
                         ClaimState::BoundOrLost
@@ -346,13 +351,13 @@ impl OrphanSweeper {
         // From the API server: the cache may not have a PersistentVolume that was created just now.
         let object = self.api.read_volume(id.as_str()).await?;
         match (&object, state) {
-            (Some(volume), _) if is_on_node(&self.api.identity, volume) => return Ok(SweepOutcome::Kept),
-            // The volume is another node's, whose disk was moved here.
+            (Some(volume), _) if is_in_store(&self.api.identity, volume) => return Ok(SweepOutcome::Kept),
+            // The volume is another node's, or another store's, whose disk was moved here.
             (Some(volume), _) if store.is_some() && named_store(volume).as_ref() == store => {
                 return Ok(SweepOutcome::Kept);
             }
-            // Either the claim was rescheduled to another node, which has the object and a directory of its own, or the
-            // claim is gone.
+            // Either the claim was rescheduled to another node, or its class names another store, which has the object and a
+            // directory of its own, or the claim is gone.
             (Some(_), _) | (None, ClaimState::Gone) => {}
             // Reconciling its claim publishes the volume.
             (None, ClaimState::Pending) => return Ok(SweepOutcome::Kept),
@@ -386,7 +391,14 @@ impl OrphanSweeper {
     }
 
     fn has_object(&self, id: &VolumeId) -> bool {
-        self.objects.get(&ObjectRef::new(id.as_str())).is_some()
+        let object = self.objects.get(&ObjectRef::new(id.as_str()));
+        object.is_some_and(|object| is_in_store(&self.api.identity, &object))
+    }
+
+    /// Returns whether a claim may get its volume in this store: also if its class is not known.
+    fn may_provision(&self, claim: &PersistentVolumeClaim) -> bool {
+        let class = class_name(claim).and_then(|name| self.classes.get(&ObjectRef::new(name)));
+        class.is_none_or(|class| is_class_of_store(&self.api.identity, &class))
     }
 
     fn report_failure(&self, error: &ReconcileError) {

@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, SnapshotOwner,
-    StoreAction, StoreId, StoreIdentity, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeKind,
-    VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store, required_volume,
+    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, STORE_NAME_ATTRIBUTE, SnapshotId,
+    SnapshotOwner, StoreAction, StoreId, StoreIdentity, StoreName, StoredEntry, StoredId, StoredPlace,
+    VolumeId, VolumeKind, VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store,
+    required_volume,
 };
 use serde::Serialize;
 
@@ -69,6 +70,8 @@ pub(crate) enum RowState {
     Orphan,
     /// The object is of another node.
     OtherNode,
+    /// The object is of another store of the node.
+    OtherStore,
     /// The directory of the volume is missing.
     Missing,
     /// The API server could not be asked.
@@ -88,6 +91,7 @@ impl RowState {
             Self::Provisioning => "provisioning",
             Self::Orphan => "orphan",
             Self::OtherNode => "other-node",
+            Self::OtherStore => "other-store",
             Self::Missing => "missing",
             Self::Unknown => "unknown",
             Self::Incomplete => "incomplete",
@@ -150,7 +154,10 @@ impl NodeInventory {
     pub(crate) async fn read_all(config: &DaemonConfig) -> Vec<(DaemonConfig, Result<Self>)> {
         let mut all = Vec::new();
         for config in config.of_stores() {
-            let read = Self::read(&config).await;
+            let mut read = Self::read(&config).await;
+            if !config.stores.is_empty() {
+                read = read.with_context(|| format!("can't read the store {}", config.store_label()));
+            }
             all.push((config, read));
         }
         // A snapshot names no store: one that another store has is not missing in a new one.
@@ -182,8 +189,16 @@ impl NodeInventory {
         // A PersistentVolume of this node whose volume is not in the directory is shown as missing.
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
-                let id = required_volume(&self.identity, object)?;
-                (!self.stored.contains_key(&id)).then(|| missing_row(&id, object))
+                // One in a store that the node does not have is shown nowhere else.
+                let identity = match unknown_store(config, object) {
+                    Some(store) if config.store.is_none() => {
+                        &ProvisionerIdentity { store: Some(store), ..self.identity.clone() }
+                    }
+                    _ => &self.identity,
+                };
+                let id = required_volume(identity, object)?;
+                let is_stored = identity.store == self.identity.store && self.stored.contains_key(&id);
+                (!is_stored).then(|| missing_row(&id, object))
             });
             rows.extend(missing);
         }
@@ -226,6 +241,7 @@ impl NodeInventory {
             OrphanState::Owned => RowState::Ok,
             OrphanState::Provisioning => RowState::Provisioning,
             OrphanState::OnOtherNode { .. } => RowState::OtherNode,
+            OrphanState::InOtherStore { .. } => RowState::OtherStore,
             _ => RowState::Orphan,
         }
     }
@@ -267,6 +283,13 @@ impl NodeInventory {
     pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         self.stored.get(id)?.kind
     }
+}
+
+/// The store that a PersistentVolume names, if the node does not have it.
+pub(crate) fn unknown_store(config: &DaemonConfig, object: &PersistentVolume) -> Option<StoreName> {
+    let attributes = object.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    let name = StoreName::try_new(attributes.get(STORE_NAME_ATTRIBUTE)?).ok()?;
+    (!config.stores.contains_key(&name)).then_some(name)
 }
 
 /// The row of an entry whose objects are unknown.

@@ -180,13 +180,11 @@ fn plan_settle(
             "volume {id} has no PersistentVolume, so it is not known which node has it: `provisionerd orphans`"
         )
     };
-    let (name, named) = store_of_volume(object);
+    let (_, named) = store_of_volume(object);
     let is_named = named.as_ref() == Some(store);
     match plan_orphan(identity, Some(object), None) {
-        OrphanState::Owned if name == identity.store && (is_named || named.is_none()) => {
-            Ok(SettleAction::Keep)
-        }
-        OrphanState::Owned => Ok(SettleAction::Leave),
+        OrphanState::Owned if is_named || named.is_none() => Ok(SettleAction::Keep),
+        OrphanState::Owned | OrphanState::InOtherStore { .. } => Ok(SettleAction::Leave),
         // The disk of that node, say, which is in this one: the data are the ones that are used there.
         _ if is_named => bail!(
             "the PersistentVolume of volume {id} is on another node, and in this very store {store}: move its disk back"
@@ -240,7 +238,9 @@ pub(crate) fn run_settle(flags: SettleFlags) -> Result<ExitCode> {
         }
     }
     let identity = config.provisioner_identity(node);
-    let is_here = owners.orphan_state(&identity, &id) == OrphanState::Owned;
+    // It may be in a store with a name.
+    let is_here =
+        matches!(owners.orphan_state(&identity, &id), OrphanState::Owned | OrphanState::InOtherStore { .. });
     match failed {
         _ if is_here && is_kept => Ok(ExitCode::SUCCESS),
         Some(error) => Err(error),

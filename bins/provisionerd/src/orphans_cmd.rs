@@ -92,7 +92,7 @@ async fn act_on_orphans(
     if task == OrphanTask::List && !stores.is_empty() {
         let mut rows: Vec<_> = stores.iter().flat_map(|(config, inventory)| inventory.rows(config)).collect();
         rows.retain(|row| match row.state {
-            RowState::Orphan | RowState::OtherNode => true,
+            RowState::Orphan | RowState::OtherNode | RowState::OtherStore => true,
             RowState::Incomplete | RowState::Importing | RowState::Erasing => row.used_bytes != Some(0),
             _ => false,
         });

@@ -197,8 +197,8 @@ fn find_other_node(
 /// Decides whether a store that [`plan_store`](crate::plan_store) found to be new is one, although the node has ready
 /// snapshots: without any of them, it may be a directory whose disk isn't mounted.
 ///
-/// Snapshots name no store. So they count only where no PersistentVolume of the node names the right store, or the one that
-/// was declared lost.
+/// Snapshots name the store at most by its name. So they count only where no PersistentVolume names the right store, or the one
+/// that was declared lost.
 pub fn plan_new_store<'a>(
     identity: &ProvisionerIdentity,
     present: &BTreeSet<SnapshotId>,
@@ -208,7 +208,7 @@ pub fn plan_new_store<'a>(
     match ready.first() {
         Some(snapshot)
             if present.is_disjoint(ready)
-                && !volumes.into_iter().any(|volume| is_on_node(identity, volume)) =>
+                && !volumes.into_iter().any(|volume| is_in_store(identity, volume)) =>
         {
             let (snapshot, count) = (snapshot.clone(), ready.len());
             StoreAction::Reject(StoreRejection::WithoutSnapshots { snapshot, count })

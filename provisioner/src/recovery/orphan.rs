@@ -9,7 +9,7 @@ use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
-use crate::objects::{class_name, is_on_node, node_of_volume, object_reference};
+use crate::objects::{class_name, is_in_store, is_on_node, node_of_volume, object_reference, store_name};
 use crate::store::VolumeUsage;
 use crate::store_id::StoreId;
 
@@ -43,6 +43,11 @@ pub enum OrphanState {
         /// The node.
         node: String,
     },
+    /// A PersistentVolume of its name is in another store of the node.
+    InOtherStore {
+        /// The store's name, unchecked; `None` is the one without a name.
+        store: Option<String>,
+    },
     /// The claim that it was created for exists, and has lost it.
     Claimed {
         /// The claim.
@@ -65,8 +70,10 @@ pub fn plan_orphan(
 ) -> OrphanState {
     if let Some(object) = object {
         let node = node_of_volume(object).unwrap_or("unknown").to_owned();
-        return if is_on_node(identity, object) {
+        return if is_in_store(identity, object) {
             OrphanState::Owned
+        } else if is_on_node(identity, object) {
+            OrphanState::InOtherStore { store: store_name(object).map(str::to_owned) }
         } else {
             OrphanState::OnOtherNode { node }
         };
@@ -200,6 +207,14 @@ mod tests {
         let other = sample_identity("node-b");
         let found = plan_orphan(&other, Some(&here), None);
         assert_eq!(found, OrphanState::OnOtherNode { node: NODE.to_owned() });
+        let fast = identity.with_store(Some("fast".parse().expect("a name")));
+        let attributes = json!({ "spec": { "csi": { "volumeAttributes": { "storeName": "fast" } } } });
+        let in_fast = sample_volume(1, attributes);
+        for (identity, object, store) in [(&identity, &in_fast, Some("fast")), (&fast, &here, None)] {
+            let found = plan_orphan(identity, Some(object), None);
+            assert_eq!(found, OrphanState::InOtherStore { store: store.map(str::to_owned) });
+        }
+        assert_eq!(plan_orphan(&fast, Some(&in_fast), None), OrphanState::Owned);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::Bytes;
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{
     NODE, sample_class, sample_identity, sample_snapshot_content, sample_uid,
@@ -607,4 +607,63 @@ async fn an_existing_snapshot_of_a_named_store_is_recorded_there_and_restored() 
     identity.store = Some(fast());
     let [content, _] = adopted_snapshot(&identity, &snapshot_id(1), VolumeKind::Directory, "default");
     assert_eq!(content["metadata"]["annotations"]["volumes.nodekeel.example/store"], "fast");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_crash_left_in_one_store_of_a_claim_of_another_is_removed_only_if_it_is_empty() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let limits = QuotaLimits { bytes: Some(Bytes(MIB)), inodes: None };
+    // Created for claims of a class that names another store since.
+    for number in 1..=4 {
+        store.create(&id(number), limits).await.expect("created");
+    }
+    for number in [2, 4] {
+        store.set_usage(&id(number), QuotaUsage { bytes: Bytes(4096), inodes: Inodes(3) });
+    }
+    create_fast_claim(&api, 1);
+    create_fast_claim(&api, 2);
+    // These wait for their pods.
+    for number in [3, 4] {
+        let annotations = json!({ "annotations": { SELECTED_NODE: null } });
+        api.create_claim(number, json!({ "metadata": annotations, "spec": { "storageClassName": "fast" } }));
+    }
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    for claim in ["claim-1", "claim-2"] {
+        wait_bound(&api, claim).await;
+    }
+    advance_time(600).await;
+    assert_eq!(fast_store.list().await.expect("listed"), [id(1), id(2)]);
+    assert_eq!(store.list().await.expect("listed"), [id(2), id(4)], "it may be needed");
+    running.stop().await;
+    // After a restart, too, when the PersistentVolumes exist from the start.
+    store.create(&id(1), limits).await.expect("created");
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    advance_time(600).await;
+    assert_eq!(store.list().await.expect("listed"), [id(2), id(4)]);
+    assert_eq!(fast_store.list().await.expect("listed"), [id(1), id(2)], "they have PersistentVolumes");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_store_does_not_wait_for_the_snapshots_of_an_absent_one() {
+    let api = api_with_classes();
+    let (_scratch, [local_base, fast_base]) = two_disks();
+    // A snapshot that was kept when its volume was deleted is all that the cluster knows of the disk.
+    let kept = sample_snapshot_content(
+        1,
+        json!({
+            "metadata": { "annotations": { "volumes.nodekeel.example/store": "fast" } },
+            "status": { "snapshotHandle": snapshot_id(1).as_str(), "readyToUse": true },
+        }),
+    );
+    api.create_object(ObjectKind::SnapshotContent, kept);
+    unmount(&fast_base);
+    let (provisioner, running) = start_in(&api, [&local_base, &fast_base]);
+    api.create_claim(2, json!({}));
+    wait_bound(&api, "claim-2").await;
+    advance_time(60).await;
+    assert_eq!(is_served(&provisioner), [true, false], "the other may be an absent disk");
+    mount(&fast_base);
+    running.stop().await;
 }
