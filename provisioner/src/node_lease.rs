@@ -8,7 +8,7 @@
 //! An ordered stop deletes it once the kubelet has lost the driver, and the CSINode tells as much: a provisioner that is
 //! removed for good, or replaced by a release without Leases, leaves no node that looks hung.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
 use crate::identity::ProvisionerIdentity;
 use crate::node::NodeObserver;
-use crate::{DriverName, NodeName};
+use crate::{DriverName, NodeName, StoreName};
 
 /// A Lease that was not renewed for this time is expired. The pods of a killed provisioner are to be elsewhere within 15 s,
 /// of which the scheduler needs some.
@@ -51,8 +51,25 @@ pub(crate) fn lease_name(driver: &DriverName, node: &NodeName) -> String {
     format!("{driver}-{node}")
 }
 
-/// The Lease of a node, to be renewed now.
-fn renewed_lease(identity: &ProvisionerIdentity, node_uid: &str) -> Lease {
+/// The prefix of the labels of a Lease that say which named stores its node has: of a claim that no scheduler places, nothing
+/// else tells that no node can serve it.
+fn store_label_prefix(driver: &DriverName) -> String {
+    format!("stores.{driver}/")
+}
+
+/// The named stores of the node of a Lease, whether they can be used or not.
+#[cfg(feature = "agent")]
+pub(crate) fn stores_of_lease(driver: &DriverName, lease: &Lease) -> BTreeSet<StoreName> {
+    let prefix = store_label_prefix(driver);
+    let labels = lease.metadata.labels.iter().flatten();
+    labels.filter_map(|(label, _)| StoreName::try_new(label.strip_prefix(&prefix)?).ok()).collect()
+}
+
+/// The Lease of a node with these named stores, to be renewed now.
+fn renewed_lease(identity: &ProvisionerIdentity, stores: &BTreeSet<StoreName>, node_uid: &str) -> Lease {
+    let prefix = store_label_prefix(&identity.driver);
+    let labels = stores.iter().map(|store| (format!("{prefix}{store}"), String::new()));
+    let labels = labels.chain([(DRIVER_LABEL.to_owned(), identity.driver.to_string())]);
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -63,7 +80,7 @@ fn renewed_lease(identity: &ProvisionerIdentity, node_uid: &str) -> Lease {
     Lease {
         metadata: ObjectMeta {
             name: Some(lease_name(&identity.driver, &identity.node)),
-            labels: Some(BTreeMap::from([(DRIVER_LABEL.to_owned(), identity.driver.to_string())])),
+            labels: Some(labels.collect()),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
@@ -95,6 +112,8 @@ impl LeaseStatus {
 /// Renews the Lease of this node.
 pub(crate) struct LeaseRenewer {
     pub(crate) api: ApiWriter,
+    /// The names of the node's stores that have one.
+    pub(crate) stores: BTreeSet<StoreName>,
     pub(crate) node: NodeObserver,
     pub(crate) failures: FailureReporter,
     pub(crate) status: LeaseStatus,
@@ -184,7 +203,7 @@ impl LeaseRenewer {
     async fn renew(&self, held: Option<&Lease>, node_uid: &str) -> Result<Lease, ApiError> {
         // In the namespace of the credentials, as the CSIStorageCapacity objects: for a pod, its own.
         let leases: Api<Lease> = Api::default_namespaced(self.api.client().clone());
-        let wanted = renewed_lease(&self.api.identity, node_uid);
+        let wanted = renewed_lease(&self.api.identity, &self.stores, node_uid);
         let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let found = match held {
             Some(held) => Some(held.clone()),
@@ -197,11 +216,18 @@ impl LeaseRenewer {
             let created = leases.create(&PostParams::default(), &wanted).await;
             return created.map_err(|error| ApiCall::CreateLease.wrap_error(error));
         };
+        let prefix = store_label_prefix(&self.api.identity.driver);
+        let old = found.metadata.labels.iter().flatten().filter(|(label, _)| label.starts_with(&prefix));
+        // The later value counts. In a merge patch (RFC 7386), null removes the label of a store that the node had.
+        let labels: BTreeMap<_, Option<&String>> = old
+            .map(|(label, _)| (label, None))
+            .chain(wanted.metadata.labels.iter().flatten().map(|(label, value)| (label, Some(value))))
+            .collect();
         let patch = Patch::Merge(json!({
             "metadata": {
                 "uid": found.metadata.uid,
                 "resourceVersion": found.metadata.resource_version,
-                "labels": wanted.metadata.labels,
+                "labels": labels,
                 "ownerReferences": wanted.metadata.owner_references,
             },
             "spec": wanted.spec,

@@ -12,8 +12,8 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::runtime::watcher::Event;
 use tokio::time::Instant;
 
-use crate::node_lease::{LEASE_DURATION, RENEW_INTERVAL, lease_name};
-use crate::{DriverName, NodeName};
+use crate::node_lease::{LEASE_DURATION, RENEW_INTERVAL, lease_name, stores_of_lease};
+use crate::{DriverName, NodeName, StoreName};
 
 /// Without a renewal by any of several nodes for this time, the API server is silent, and not they: of the renewals of one
 /// node, one in this time may fail.
@@ -25,7 +25,7 @@ const SILENCE: Duration = RENEW_INTERVAL.saturating_mul(2);
 pub(super) struct NodeLeases {
     seen: BTreeMap<String, SeenLease>,
     /// Those of a list in progress.
-    listed: BTreeMap<String, LeaseSpec>,
+    listed: BTreeMap<String, (LeaseSpec, BTreeSet<StoreName>)>,
     expired: BTreeSet<String>,
     /// When any of them was seen to change.
     changed_at: Option<Instant>,
@@ -38,6 +38,8 @@ pub(super) struct NodeLeases {
 #[derive(Debug)]
 struct SeenLease {
     spec: LeaseSpec,
+    /// The named stores that the node has.
+    stores: BTreeSet<StoreName>,
     /// When this agent has seen it change.
     changed_at: Instant,
 }
@@ -61,19 +63,22 @@ fn node_of(driver: &DriverName, lease: &Lease) -> Option<String> {
 impl NodeLeases {
     /// Records a watch event.
     pub(super) fn observe(&mut self, driver: &DriverName, event: Event<Lease>, now: Instant) {
-        let parse = |lease: Lease| Some((node_of(driver, &lease)?, lease.spec?));
+        let parse = |lease: Lease| {
+            let stores = stores_of_lease(driver, &lease);
+            Some((node_of(driver, &lease)?, (lease.spec?, stores)))
+        };
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(lease) => self.listed.extend(parse(lease)),
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
                 self.seen.retain(|node, _| listed.contains_key(node));
-                listed.into_iter().for_each(|(node, spec)| self.record(node, spec, now));
+                listed.into_iter().for_each(|(node, lease)| self.record(node, lease, now));
                 self.is_complete = true;
             }
             Event::Apply(lease) => {
-                if let Some((node, spec)) = parse(lease) {
-                    self.record(node, spec, now);
+                if let Some((node, lease)) = parse(lease) {
+                    self.record(node, lease, now);
                 }
             }
             Event::Delete(lease) => {
@@ -85,11 +90,11 @@ impl NodeLeases {
     }
 
     /// A change of anything but the specification is no renewal, and neither is a list that repeats it.
-    fn record(&mut self, node: String, spec: LeaseSpec, now: Instant) {
+    fn record(&mut self, node: String, (spec, stores): (LeaseSpec, BTreeSet<StoreName>), now: Instant) {
         match self.seen.get_mut(&node) {
-            Some(seen) if seen.spec == spec => {}
+            Some(seen) if seen.spec == spec => seen.stores = stores,
             _ => {
-                self.seen.insert(node, SeenLease { spec, changed_at: now });
+                self.seen.insert(node, SeenLease { spec, stores, changed_at: now });
                 (self.changed_at, self.is_silent) = (Some(now), false);
             }
         }
@@ -141,6 +146,11 @@ impl NodeLeases {
     /// The nodes whose Lease is expired.
     pub(super) fn expired(&self) -> impl Iterator<Item = &str> {
         self.expired.iter().map(String::as_str)
+    }
+
+    /// Returns whether a node is known to lack a store of this name: it has a Lease, which doesn't say that it has it.
+    pub(super) fn lacks_store(&self, node: &str, store: &StoreName) -> bool {
+        self.seen.get(node).is_some_and(|seen| !seen.stores.contains(store))
     }
 
     /// What was seen last of the Lease of a node.

@@ -7,11 +7,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, node_identity};
 use crate::api::event::{MAX_NOTE_BYTES, truncate_bytes};
+use crate::claim::size::store_of_class;
 use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::parse_quantity;
-use crate::{DriverName, NodeName};
+use crate::{DriverName, NodeName, StoreName};
 
 /// Something that no node can do anything about. The agent acts once it has lasted for its delay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +81,11 @@ pub(super) enum UnservedReason {
          volumeBindingMode WaitForFirstConsumer"
     )]
     NodesUnschedulable,
+    #[error(
+        "no node has store {store}, which the claim's storage class names: add it to the stores in the configuration of a node, or \
+         create the claim again with another class"
+    )]
+    StoreMissing { store: StoreName },
     #[error(
         "node {node}, on which the claim's data source is or may be, {problem}: repair it; or, if the source is on another \
          node, remove the claim's annotation volume.kubernetes.io/selected-node"
@@ -277,16 +283,24 @@ fn unserved_reason(
         let name = NodeName::try_new(name);
         name.is_ok_and(|name| allows_node(&node_identity(driver, &name), Some(&node.labels), class))
     };
-    let mut allowed = nodes.iter().filter(|(name, node)| is_allowed(name, node)).peekable();
+    let allowed: Vec<_> = nodes.iter().filter(|(name, node)| is_allowed(name, node)).collect();
     if nodes.is_empty() {
         return Some(UnservedReason::DriverMissing);
     }
-    if allowed.peek().is_none() {
+    if allowed.is_empty() {
         return Some(UnservedReason::TopologyNotAllowed);
     }
-    // With a pod, its tolerations decide, and the scheduler reports.
-    let is_immediate = !waits_for_consumer(class);
-    (is_immediate && allowed.all(|(_, node)| node.is_tainted)).then_some(UnservedReason::NodesUnschedulable)
+    // With a pod, its tolerations and the published capacity decide, and the scheduler reports.
+    if waits_for_consumer(class) {
+        return None;
+    }
+    // The node that selects itself rejects an invalid name.
+    if let Ok(Some(store)) = store_of_class(class)
+        && allowed.iter().all(|(name, _)| objects.leases.lacks_store(name, &store))
+    {
+        return Some(UnservedReason::StoreMissing { store });
+    }
+    allowed.iter().all(|(_, node)| node.is_tainted).then_some(UnservedReason::NodesUnschedulable)
 }
 
 fn volume_conditions(objects: &ClusterObjects) -> impl Iterator<Item = ClusterCondition> {

@@ -667,3 +667,23 @@ async fn a_new_store_does_not_wait_for_the_snapshots_of_an_absent_one() {
     mount(&fast_base);
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_node_names_the_stores_that_it_has_and_no_others() {
+    let (api, [store, fast_store]) = (api_with_classes(), [MemStore::default(), MemStore::default()]);
+    let running = RunningProvisioner::spawn(provisioner(&api, &store, Some(&fast_store)), || {});
+    let stores = |api: &FakeApi| {
+        let lease = api.list_objects(ObjectKind::Lease).pop()?;
+        let labels = lease["metadata"]["labels"].as_object()?.clone();
+        let prefix = "stores.volumes.nodekeel.example/";
+        Some(labels.keys().filter_map(|label| label.strip_prefix(prefix)).collect::<Vec<_>>().join(","))
+    };
+    let is_fast = |api: &FakeApi| stores(api).as_deref() == Some("fast");
+    wait_until(&api, is_fast).await;
+    // As a release with another store has left it.
+    let label = json!({ "metadata": { "labels": { "stores.volumes.nodekeel.example/gone": "" } } });
+    api.patch_object(ObjectKind::Lease, &format!("volumes.nodekeel.example-{NODE}"), label);
+    assert!(!is_fast(&api));
+    wait_until(&api, is_fast).await;
+    running.stop().await;
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nodekeel_provisioner::testing::objects::{DRIVER, sample_class, sample_volume};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{RunError, SELECTED_NODE};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::super::harness::{
@@ -158,5 +158,45 @@ async fn a_claim_that_no_node_can_serve_gets_one_event_for_each_reason() {
     api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": null } }));
     advance_time(3600).await;
     assert_eq!(api.event_notes("claim-1").len(), 2);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_with_immediate_binding_of_a_store_that_no_node_has_gets_an_event() {
+    let api = cluster_api();
+    let class = json!({
+        "metadata": { "name": "now" }, "volumeBindingMode": "Immediate", "parameters": { "store": "fast" },
+    });
+    api.create_object(ObjectKind::Class, sample_class(class));
+    let lease = |node: &str, labels: Value| {
+        let mut lease = json!({
+            "metadata": { "name": format!("{DRIVER}-{node}"), "namespace": "nodekeel", "labels": labels },
+            "spec": { "holderIdentity": node, "leaseDurationSeconds": 31_536_000, "renewTime": "2001-01-01T00:00:00.000000Z" },
+        });
+        lease["metadata"]["labels"]["csi.storage.k8s.io/drivername"] = json!(DRIVER);
+        lease
+    };
+    api.create_object(ObjectKind::Lease, lease("node-a", json!({ format!("stores.{DRIVER}/bulk"): "" })));
+    let agent = TestAgent::start(&api, "agent-1");
+    let create_claim = |number| {
+        let annotations = json!({ SELECTED_NODE: null });
+        let claim =
+            json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": "now" } });
+        api.create_claim(number, claim);
+    };
+    create_claim(1);
+    advance_time(3600).await;
+    assert!(api.event_notes("claim-1").is_empty(), "node-b has no Lease, so its stores are not known");
+    api.create_object(ObjectKind::Lease, lease("node-b", json!({})));
+    create_claim(2);
+    wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
+    let notes = api.event_notes("claim-2");
+    assert!(notes.len() == 1 && notes[0].contains("no node has store fast"), "{notes:?}");
+    let label = json!({ "metadata": { "labels": { format!("stores.{DRIVER}/fast"): "" } } });
+    api.patch_object(ObjectKind::Lease, &format!("{DRIVER}-node-b"), label);
+    advance_time(1).await;
+    create_claim(3);
+    advance_time(3600).await;
+    assert!(api.event_notes("claim-3").is_empty(), "a node has it");
     agent.stop().await;
 }
