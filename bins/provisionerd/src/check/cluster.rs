@@ -1,6 +1,6 @@
 //! Requirements of `run` on the API server, and the store of the node's volumes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::anyhow;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
@@ -9,13 +9,14 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    DirStore, NodeName, StoreAction, StoreIdentity, VolumeId, VolumeRecovery, plan_new_store, plan_store,
-    required_volume,
+    DirStore, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, StoreName, VolumeId, VolumeRecovery,
+    plan_new_store, plan_store, required_volume,
 };
 
 use crate::api_server;
 use crate::check::{CheckFinding, permissions};
 use crate::config::DaemonConfig;
+use crate::inventory::unknown_store;
 
 pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
     let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
@@ -33,6 +34,10 @@ pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding>
             findings.extend(check_api_objects(config, &client).await);
             // An invalid name of the node is a finding of its own.
             if let Ok(node) = config.node_name() {
+                let volumes = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await;
+                // That they can't be listed is a finding of each store.
+                let volumes = volumes.map(|listed| listed.items).unwrap_or_default();
+                findings.extend(check_unknown_stores(config, &node, &volumes));
                 let stores: Vec<_> = config.of_stores().collect();
                 for store in &stores {
                     findings.push(check_store(store, &stores, node.clone(), &client).await);
@@ -79,6 +84,31 @@ fn check_classes(config: &DaemonConfig, classes: kube::Result<Vec<StorageClass>>
         })
     });
     unknown.collect()
+}
+
+/// Finds the volumes of this node in stores that it does not have.
+fn check_unknown_stores(
+    config: &DaemonConfig,
+    node: &NodeName,
+    volumes: &[PersistentVolume],
+) -> Vec<CheckFinding> {
+    let mut counts: BTreeMap<StoreName, usize> = BTreeMap::new();
+    for volume in volumes {
+        let store = unknown_store(config, volume);
+        let identity = ProvisionerIdentity { store, ..config.provisioner_identity(node.clone()) };
+        if required_volume(&identity, volume).is_some()
+            && let Some(store) = identity.store
+        {
+            *counts.entry(store).or_default() += 1;
+        }
+    }
+    let warn = |(store, count)| {
+        CheckFinding::Warning(format!(
+            "{count} volumes of this node are in store {store}, which it does not have, so that no pod can use them: give it the \
+             store again (`stores`, or --stores {store}=DIR); nothing deletes them"
+        ))
+    };
+    counts.into_iter().map(warn).collect()
 }
 
 /// Checks the label that the node affinity of volumes refers to. The kubelet sets it when it registers the
@@ -203,6 +233,9 @@ fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Chec
 
 #[cfg(test)]
 mod tests {
+    use nodekeel_provisioner::DriverName;
+    use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_volume};
+
     use super::*;
 
     #[test]
@@ -222,6 +255,27 @@ mod tests {
         assert!(matches!(find(hostname, false), CheckFinding::Warning(_)), "and without CSI nothing does");
         let missing = check_node_label(&DaemonConfig::default(), &name, Ok(None));
         assert!(missing.to_string().contains("--node"), "{missing}");
+    }
+
+    #[test]
+    fn volumes_in_a_store_that_the_node_does_not_have_are_a_warning_that_names_it() {
+        let config = DaemonConfig {
+            driver: DriverName::try_new(DRIVER).expect("a name"),
+            stores: [("fast".parse().expect("a name"), "/srv/fast".into())].into(),
+            ..DaemonConfig::default()
+        };
+        let volume = |number, store: &str| {
+            let csi = serde_json::json!({ "volumeAttributes": { "storeName": store } });
+            let status = serde_json::json!({ "phase": "Bound" });
+            sample_volume(number, serde_json::json!({ "spec": { "csi": csi }, "status": status }))
+        };
+        let volumes = [volume(1, ""), volume(2, "fast"), volume(3, "bulk"), volume(4, "bulk")];
+        let found =
+            |node: &str| check_unknown_stores(&config, &NodeName::try_new(node).expect("a name"), &volumes);
+        let texts: Vec<_> = found(NODE).iter().map(ToString::to_string).collect();
+        assert!(texts.len() == 1 && texts[0].starts_with("warn  2 volumes"), "{texts:?}");
+        assert!(texts[0].contains("--stores bulk=DIR"), "{texts:?}");
+        assert!(found("node-b").is_empty());
     }
 
     #[test]

@@ -248,9 +248,15 @@ fn stores_that_provisionerd_would_refuse_are_refused_by_name() {
         ("stores: { fast: '/srv/a,bulk=/srv/b' }", "stores.fast: use an absolute path"),
         ("stores: { fast: /srv/fast/../bulk }", "stores.fast: use an absolute path"),
         ("stores: { bulk: /srv/a, fast: /srv/a/ }", "is that of stores."),
-        ("stores: { bulk: /srv/a, fast: /srv/a/b }", "stores.fast: /srv/a/b is that of stores.bulk, or below it"),
+        (
+            "stores: { bulk: /srv/a, fast: /srv/a/b }",
+            "stores.fast: /srv/a/b is that of stores.bulk, or below it",
+        ),
         ("stores: { fast: /var/lib/nodekeel/fast }", "is that of directory, or below it"),
-        ("{ directory: /srv/a/b, stores: { fast: /srv/a } }", "directory: /srv/a/b is below that of stores.fast"),
+        (
+            "{ directory: /srv/a/b, stores: { fast: /srv/a } }",
+            "directory: /srv/a/b is below that of stores.fast",
+        ),
         ("classes: [{ name: fast, parameters: { store: fast } }]", "there is no store \"fast\""),
     ] {
         let error = format!("{:#}", try_render(values).expect_err(values));

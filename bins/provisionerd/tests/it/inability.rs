@@ -118,6 +118,19 @@ fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair_but
     assert_eq!(wait_placed(&kube, "after"), PREFERRED, "it serves again");
     assert!(repaired.elapsed() < MOVED_WITHIN, "{:?}", repaired.elapsed());
 
+    // A store that can't be read is named, and hides nothing of the others; neither is a volume of one that is not configured.
+    let left = preferred.base.path().join("volumes/pvc-00000000-0000-4000-8000-00000000000a");
+    fs::create_dir(&left).unwrap();
+    let listed = preferred.command(&["orphans", "--stores=fast=/nowhere/fast"]).output().unwrap();
+    let [shown, failed] =
+        [&listed.stdout, &listed.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(shown.contains("pvc-00000000-0000-4000-8000-00000000000a"), "{shown}{failed}");
+    assert!(failed.contains("/nowhere/fast (fast)") && !listed.status.success(), "{failed}");
+    fs::remove_dir(&left).unwrap();
+    let shown = command_output(&mut preferred.command(&["volumes"])).unwrap();
+    let is_shown = |row: &str| row.contains("missing") && row.contains("default/fast-broken");
+    assert!(shown.lines().any(is_shown), "{shown}");
+
     // Without an inode the disk is full, which is no fault of it: the capacity tells.
     let free = rustix::fs::statvfs(preferred.base.path()).unwrap();
     disk.remount(&format!("nr_inodes={}", free.f_files - free.f_ffree));
