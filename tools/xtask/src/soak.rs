@@ -99,6 +99,8 @@ const SOAKS: &[Soak] = &[
         Tests("nodekeel-cluster it no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
         "NODEKEEL_HISTORY_OPS=20000",
     ),
+    // The disk of a lone voter, of a follower and of the leader stalls, with both releases of etcd.
+    ("cluster-stalls", Tests("nodekeel-cluster it whose_disk_stalls"), ""),
     // provisionerd killed at each moment of a volume's life, on a real API server; then an import, publications of
     // capacity, a mounter and a store.
     ("volume-kills", Tests("provisionerd it crash::a_daemon_killed"), "NODEKEEL_VOLUME_KILLS=20"),

@@ -313,12 +313,17 @@ pub(crate) async fn start_cluster(hosts: usize, version: EtcdVersion) -> Vec<Vot
 pub(crate) async fn cluster_and_spare(hosts: usize, version: EtcdVersion) -> (Vec<Voter>, Voter) {
     let site = Arc::new(PrivateNetwork::new(hosts + 4).unwrap());
     let mut voters: Vec<_> = (0..hosts).map(|host| Voter::new(&site, host, version)).collect();
+    start_all(&mut voters).await;
+    (voters, Voter::new(&site, hosts, version))
+}
+
+/// Starts the first one, which bootstraps the cluster, and joins the others one after the other.
+pub(crate) async fn start_all(voters: &mut [Voter]) {
     voters[0].start();
     voters[0].wait_running().await;
-    for joiner in 1..hosts {
+    for joiner in 1..voters.len() {
         voters[joiner].give_ticket(&voters[0]).await;
         voters[joiner].start();
         voters[joiner].wait_running().await;
     }
-    (voters, Voter::new(&site, hosts, version))
 }
