@@ -26,6 +26,8 @@ pub struct GoTools {
     pub programs: &'static [GoProgram],
     go_mod: &'static str,
     go_sum: &'static str,
+    /// The `main.go` of the module itself, whose package is `.`; empty if all programs are of other modules.
+    main: &'static str,
     tags: &'static str,
     /// Linker flags beyond those that leave out symbols.
     ldflags: &'static str,
@@ -63,6 +65,7 @@ pub const KUBERNETES: GoTools = GoTools {
     ],
     go_mod: include_str!("../tools/kubernetes/go.mod"),
     go_sum: include_str!("../tools/kubernetes/go.sum"),
+    main: "",
     tags: "",
     ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
               -X k8s.io/component-base/version.gitMinor=36",
@@ -79,6 +82,7 @@ pub const KUBERNETES_E2E: GoTools = GoTools {
     ],
     go_mod: include_str!("../tools/kubernetes-e2e/go.mod"),
     go_sum: include_str!("../tools/kubernetes-e2e/go.sum"),
+    main: "",
     tags: "",
     ldflags: KUBERNETES.ldflags,
 };
@@ -90,6 +94,7 @@ pub const LOCAL_PATH_PROVISIONER: GoTools = GoTools {
     programs: &[go_program("local-path-provisioner", "github.com/rancher/local-path-provisioner")],
     go_mod: include_str!("../tools/local-path-provisioner/go.mod"),
     go_sum: include_str!("../tools/local-path-provisioner/go.sum"),
+    main: "",
     tags: "",
     ldflags: "",
 };
@@ -105,6 +110,19 @@ pub const ETCD: GoTools = GoTools {
     ],
     go_mod: include_str!("../tools/etcd/go.mod"),
     go_sum: include_str!("../tools/etcd/go.sum"),
+    main: "",
+    tags: "",
+    ldflags: "",
+};
+
+/// A checker of linearizability, which reads a history of writes and reads from its standard input.
+pub const PORCUPINE: GoTools = GoTools {
+    name: "porcupine",
+    version: "1.3.1",
+    programs: &[go_program("porcupine", ".")],
+    go_mod: include_str!("../tools/porcupine/go.mod"),
+    go_sum: include_str!("../tools/porcupine/go.sum"),
+    main: include_str!("../tools/porcupine/main.go"),
     tags: "",
     ldflags: "",
 };
@@ -123,6 +141,7 @@ pub const CONTAINERD: GoTools = GoTools {
     ],
     go_mod: include_str!("../tools/containerd/go.mod"),
     go_sum: include_str!("../tools/containerd/go.sum"),
+    main: "",
     tags: "no_btrfs",
     ldflags: "-X github.com/containerd/containerd/v2/version.Version=v2.4.2",
 };
@@ -138,6 +157,7 @@ pub const GVISOR: GoTools = GoTools {
     ],
     go_mod: include_str!("../tools/gvisor/go.mod"),
     go_sum: include_str!("../tools/gvisor/go.sum"),
+    main: "",
     tags: "",
     ldflags: "",
 };
@@ -149,6 +169,7 @@ pub const CSI_SANITY: GoTools = GoTools {
     programs: &[go_program("csi-sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")],
     go_mod: include_str!("../tools/csi-sanity/go.mod"),
     go_sum: include_str!("../tools/csi-sanity/go.sum"),
+    main: "",
     tags: "",
     ldflags: "",
 };
@@ -160,6 +181,7 @@ pub const HELM: GoTools = GoTools {
     programs: &[go_program("helm", "helm.sh/helm/v4/cmd/helm")],
     go_mod: include_str!("../tools/helm/go.mod"),
     go_sum: include_str!("../tools/helm/go.sum"),
+    main: "",
     tags: "",
     ldflags: "",
 };
@@ -175,6 +197,7 @@ pub const SNAPSHOT_CONTROLLER: GoTools = GoTools {
     )],
     go_mod: include_str!("../tools/snapshot-controller/go.mod"),
     go_sum: include_str!("../tools/snapshot-controller/go.sum"),
+    main: "",
     tags: "",
     ldflags: "",
 };
@@ -187,7 +210,8 @@ pub const SNAPSHOT_CRDS: [&str; 3] = [
 ];
 
 /// Those that a test run needs.
-pub const ALL: [GoTools; 7] = [ETCD, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY, HELM, SNAPSHOT_CONTROLLER];
+pub const ALL: [GoTools; 8] =
+    [ETCD, PORCUPINE, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY, HELM, SNAPSHOT_CONTROLLER];
 
 impl GoTools {
     /// The directory with the programs, which are built first where they don't exist yet. Progress goes to
@@ -223,7 +247,10 @@ impl GoTools {
             &programs,
             build::FLAGS,
             std::env::consts::ARCH,
-        ] {
+        ]
+        .into_iter()
+        .chain(Some(self.main).filter(|main| !main.is_empty()))
+        {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }

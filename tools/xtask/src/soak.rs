@@ -92,12 +92,12 @@ const SOAKS: &[Soak] = &[
     ("member-kills", Tests("nodekeel-cluster it killed_at_any_time"), "NODEKEEL_CLUSTER_KILLS=all"),
     // The longest tests of voters on Debian's etcd, too; `cargo xtask test` runs them on the newest alone.
     ("cluster-releases", Tests("nodekeel-cluster it _debian"), ""),
-    // Reads and writes over three voters in network namespaces, while disks are lost, tickets kept, nodes killed
-    // and cut off, with both releases of etcd.
+    // Reads and writes over three voters in network namespaces, while nodes are stopped, killed, frozen and cut off, disks
+    // lost, and older copies put back, with both releases of etcd. Porcupine judges the history.
     (
-        "cluster-history",
+        "cluster-linearizable",
         Tests("nodekeel-cluster it no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
-        "NODEKEEL_HISTORY_OPS=20000",
+        "NODEKEEL_HISTORY_OPS=60000",
     ),
     // The disk of a lone voter, of a follower and of the leader stalls, with both releases of etcd.
     ("cluster-stalls", Tests("nodekeel-cluster it whose_disk_stalls"), ""),

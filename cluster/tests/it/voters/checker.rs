@@ -6,7 +6,11 @@
 //! acknowledged, or read, before it began, no revision has two values, and nothing is read before its write began.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use testbed::gotool;
 
 /// An operation on a key that has ended. Its times are ticks of one counter, which all operations share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,15 @@ enum ViolationKind {
     OtherValue(u64),
 }
 
+impl Op {
+    fn read(&self) -> Option<u64> {
+        match self.outcome {
+            Outcome::Read(version) => Some(version.value),
+            Outcome::Acknowledged(_) | Outcome::Unknown(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Violation { op: Op { key, begun, ended, outcome }, kind } = self;
@@ -84,6 +97,30 @@ pub(crate) fn check_history(history: &[Op]) -> Vec<Violation> {
         violations.extend(check_key(&ops));
     }
     violations
+}
+
+/// Whether porcupine, which knows nothing of revisions, finds an order that explains the history; and what it prints.
+pub(crate) fn ask_porcupine(history: &[Op]) -> (bool, String) {
+    let read: BTreeSet<_> = history.iter().filter_map(|op| op.read().map(|value| (op.key, value))).collect();
+    let mut lines = String::new();
+    for (client, op) in history.iter().enumerate() {
+        let (end, kind, value) = match op.outcome {
+            Outcome::Acknowledged(version) => (op.ended.to_string(), "write", version.value),
+            // One that nobody has read may never take effect, and explains nothing.
+            Outcome::Unknown(value) if !read.contains(&(op.key, value)) => continue,
+            Outcome::Unknown(value) => ("-".to_owned(), "write", value),
+            Outcome::Read(version) => (op.ended.to_string(), "read", version.value),
+        };
+        writeln!(lines, "{} {client} {} {end} {kind} {value}", op.key, op.begun).unwrap();
+    }
+    let mut porcupine = Command::new(gotool::PORCUPINE.program_path("porcupine").unwrap());
+    let mut porcupine = porcupine.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // It reads everything before it writes.
+    porcupine.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = porcupine.wait_with_output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}: {printed}", output.status);
+    (output.status.success(), printed)
 }
 
 fn check_key(ops: &[Op]) -> Vec<Violation> {

@@ -1,4 +1,5 @@
-//! Reads and writes over three voters, while disks are lost, tickets kept, nodes killed and cut off.
+//! Reads and writes over three voters, while nodes are stopped, killed, frozen and cut off, their disks lost, and older
+//! copies of these put back.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,10 +10,11 @@ use nodekeel_cluster::consensus::MemberId;
 use nodekeel_cluster::consensus::kv::{KeyRange, Txn, TxnOp};
 use nodekeel_cluster::enrolment::ClusterNode;
 use rstest::rstest;
+use rustix::process::Signal;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::checker::{Op, Outcome, Version, Violation, check_history, lost_writes};
+use super::checker::{Op, Outcome, Version, Violation, ask_porcupine, check_history, lost_writes};
 use super::voter::{Voter, start_cluster, stop_all};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
 use crate::etcd::retried;
@@ -121,7 +123,7 @@ struct Nemesis {
     voters: Vec<Voter>,
     clients: Arc<Clients>,
     random: u64,
-    faults: [u32; 4],
+    faults: [u32; 7],
     refusals: u32,
 }
 
@@ -161,7 +163,7 @@ impl Nemesis {
     }
 
     async fn strike(&mut self) {
-        let (fault, host) = (self.pick(4), self.pick(3));
+        let (fault, host) = (self.pick(7), self.pick(3));
         self.faults[fault] += 1;
         match fault {
             0 => {
@@ -177,7 +179,18 @@ impl Nemesis {
                 sleep(Duration::from_secs(3)).await;
                 self.voters[host].site.set_connected(host, true).unwrap();
             }
-            _ => self.lose_disk(host).await,
+            3 => self.lose_disk(host).await,
+            4 => {
+                self.clients.nodes.lock().unwrap()[host] = None;
+                self.voters[host].stop().await;
+                self.start(host);
+            }
+            5 => {
+                self.voters[host].signal_etcd(Signal::STOP);
+                sleep(Duration::from_secs(3)).await;
+                self.voters[host].signal_etcd(Signal::CONT);
+            }
+            _ => self.restore_copy(host).await,
         }
         self.wait_all_running().await;
     }
@@ -222,6 +235,24 @@ impl Nemesis {
         }
     }
 
+    /// An older copy of a disk is put back. It lacks what its member has acknowledged since, and would be a majority with
+    /// another one that was away.
+    async fn restore_copy(&mut self, host: usize) {
+        // The first one has no ticket by which it could join again.
+        let host = host.max(1);
+        self.end(host).await;
+        let copy = self.voters[host].copy_disks();
+        self.start(host);
+        self.voters[host].wait_running().await;
+        sleep(Duration::from_millis(1500)).await;
+        self.end(host).await;
+        self.voters[host].restore_disks(&copy);
+        self.start(host);
+        let failure = self.voters[host].wait_failure_text().await;
+        assert!(failure.contains("is an older copy"), "{failure}");
+        self.rejoin(host).await;
+    }
+
     /// Removes the member whose data is gone, and joins its node again.
     async fn rejoin(&mut self, host: usize) {
         self.end(host).await;
@@ -243,6 +274,16 @@ async fn remove_member(node: &ClusterNode, url: &str) -> Option<()> {
         Some(id) => members.remove_member(id).await.ok(),
         None => Some(()),
     }
+}
+
+/// The history with one more read, which returns the first value of a key after a later one was acknowledged.
+fn with_stale_read(mut history: Vec<Op>) -> Vec<Op> {
+    let acknowledged = |op: &&Op| matches!(op.outcome, Outcome::Acknowledged(_));
+    let last = *history.iter().filter(acknowledged).max_by_key(|op| op.ended).expect("an acknowledged write");
+    let end = history.iter().map(|op| op.ended).max().unwrap_or_default();
+    let outcome = Outcome::Read(Version::default());
+    history.push(Op { key: last.key, begun: end + 1, ended: end + 2, outcome });
+    history
 }
 
 fn number_from(name: &str) -> Option<u64> {
@@ -278,7 +319,7 @@ async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
     }
     let started_at = Instant::now();
     let mut nemesis =
-        Nemesis { voters, clients: Arc::clone(&clients), random: seed | 1, faults: [0; 4], refusals: 0 };
+        Nemesis { voters, clients: Arc::clone(&clients), random: seed | 1, faults: [0; 7], refusals: 0 };
     // The worst one happens in every history.
     nemesis.lose_disk(2).await;
     nemesis.faults[3] += 1;
@@ -295,11 +336,11 @@ async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
     let lost = lost_writes(&history, &nemesis.left_writes().await);
     let (stale, wrong): (Vec<_>, Vec<_>) =
         check_history(&history).into_iter().partition(Violation::is_stale_read);
-    let [etcds, nodes, partitions, disks] = nemesis.faults;
+    let [etcds, nodes, partitions, disks, stops, freezes, copies] = nemesis.faults;
     println!(
-        "{} operations in {:.0?}, {} of them answered; {etcds} times etcd killed, {nodes} times a node, {partitions} \
-         times one cut off, {disks} disks lost with their tickets kept, {} of them refused; {} acknowledged writes \
-         lost, {} stale reads",
+        "{} operations in {:.0?}, {} of them answered; {etcds} times etcd killed, {nodes} times a node, {stops} times one \
+         stopped, {freezes} times etcd frozen, {partitions} times a node cut off, {disks} disks lost with their tickets \
+         kept, {} of them refused, {copies} older copies of a disk refused; {} acknowledged writes lost, {} stale reads",
         history.len(),
         started_at.elapsed(),
         clients.answered.load(Ordering::SeqCst),
@@ -311,6 +352,12 @@ async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
     assert_eq!(lost, [], "acknowledged writes are lost, by key and value");
     assert!(wrong.is_empty(), "the order of the store's revisions is not that of the operations");
     assert!(stale.is_empty() || may_be_stale, "older values were read than what was known");
+    let (is_linearizable, verdict) = ask_porcupine(&history);
+    println!("porcupine: {verdict}");
+    assert!(is_linearizable || !stale.is_empty(), "the history is not linearizable");
+    // The checker is asked whether it finds what is planted: the last value that was read is not there yet for a later reader.
+    let planted = ask_porcupine(&with_stale_read(history));
+    assert!(!planted.0, "a planted stale read is not found: {}", planted.1);
     assert_eq!(nemesis.refusals, disks, "a used ticket was accepted");
     stop_all(&mut nemesis.voters).await;
 }

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ use tokio::time::{sleep, timeout};
 use crate::enrolment::{NodeFixture, NodeRun, create_disks, error_chain};
 use crate::etcd::{EtcdVersion, etcd_client, etcd_processes, retried};
 use crate::member_run::HANG;
+
+/// The node's disks.
+const DISKS: [&str; 2] = ["esp", "data"];
 
 /// A node, with its disks, on a host of a site.
 pub(crate) struct Voter {
@@ -151,9 +155,14 @@ impl Voter {
 
     /// Kills its etcd; returns whether it ran.
     pub(crate) fn kill_etcd(&self) -> bool {
+        self.signal_etcd(Signal::KILL)
+    }
+
+    /// Signals its etcd; returns whether it ran.
+    pub(crate) fn signal_etcd(&self, signal: Signal) -> bool {
         let pids = etcd_processes(self.fixture.disks.path());
         for pid in &pids {
-            let _ = kill_process(*pid, Signal::KILL);
+            let _ = kill_process(*pid, signal);
         }
         !pids.is_empty()
     }
@@ -186,11 +195,28 @@ impl Voter {
         });
     }
 
+    /// A copy of the disks of a node that does not run.
+    pub(crate) fn copy_disks(&self) -> ScratchDir {
+        assert!(self.running.is_none());
+        let copy = ScratchDir::new().unwrap();
+        DISKS.iter().for_each(|name| copy_tree(&self.path(name), copy.path()));
+        copy
+    }
+
+    /// Puts a copy of the disks back in place of them.
+    pub(crate) fn restore_disks(&self, copy: &ScratchDir) {
+        assert!(self.running.is_none());
+        for name in DISKS {
+            std::fs::remove_dir_all(self.path(name)).unwrap();
+            copy_tree(&copy.path().join(name), self.fixture.disks.path());
+        }
+    }
+
     /// Takes each disk out; where no other is put in, there is an empty one. The ticket is on it again.
     fn change_disks(&self, take_out: impl Fn(&Path)) {
         assert!(self.running.is_none());
         let ticket = self.fixture.ticket_file().read().unwrap();
-        ["esp", "data"].iter().for_each(|name| take_out(&self.path(name)));
+        DISKS.iter().for_each(|name| take_out(&self.path(name)));
         create_disks(self.fixture.disks.path());
         self.fixture.ticket_file().write(&ticket).unwrap();
     }
@@ -244,6 +270,11 @@ impl Drop for Voter {
     fn drop(&mut self) {
         self.kill_etcd();
     }
+}
+
+fn copy_tree(from: &Path, into: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, into]).status().unwrap();
+    assert!(copied.success());
 }
 
 /// A runtime whose threads, and the processes that they start, are on this host.

@@ -17,7 +17,8 @@ pub(super) const FLAGS: &str = "-trimpath -s -w";
 pub(super) fn build_tools(tools: &GoTools, partial: &Path) -> Result<()> {
     let module = partial.join("module");
     fs::create_dir(&module).with_context(|| format!("create {}", module.display()))?;
-    for (name, text) in [("go.mod", tools.go_mod), ("go.sum", tools.go_sum)] {
+    let files = [("go.mod", tools.go_mod), ("go.sum", tools.go_sum), ("main.go", tools.main)];
+    for (name, text) in files.into_iter().filter(|(_, text)| !text.is_empty()) {
         fs::write(module.join(name), text).with_context(|| format!("write {name}"))?;
     }
     let start = Instant::now();
