@@ -115,6 +115,31 @@ pub const ETCD: GoTools = GoTools {
     ldflags: "",
 };
 
+/// The releases between Debian's etcd and [`ETCD`], by which a cluster is upgraded; not of [`ALL`], since `cargo xtask soak`
+/// alone runs them.
+pub const FORMER_ETCDS: [GoTools; 2] = [
+    GoTools {
+        name: "etcd-3.5",
+        version: "3.5.35",
+        programs: &[go_program("etcd", "go.etcd.io/etcd/server/v3")],
+        go_mod: include_str!("../tools/etcd-3.5/go.mod"),
+        go_sum: include_str!("../tools/etcd-3.5/go.sum"),
+        main: "",
+        tags: "",
+        ldflags: "",
+    },
+    GoTools {
+        name: "etcd-3.6",
+        version: "3.6.16",
+        programs: &[go_program("etcd", "go.etcd.io/etcd/server/v3")],
+        go_mod: include_str!("../tools/etcd-3.6/go.mod"),
+        go_sum: include_str!("../tools/etcd-3.6/go.sum"),
+        main: "",
+        tags: "",
+        ldflags: "",
+    },
+];
+
 /// A checker of linearizability, which reads a history of writes and reads from its standard input.
 pub const PORCUPINE: GoTools = GoTools {
     name: "porcupine",
@@ -274,7 +299,7 @@ mod tests {
 
     #[test]
     fn every_module_pins_the_version_that_it_says_and_lists_its_programs_as_tools() {
-        for tools in ALL.into_iter().chain([KUBERNETES_E2E, LOCAL_PATH_PROVISIONER]) {
+        for tools in ALL.into_iter().chain(FORMER_ETCDS).chain([KUBERNETES_E2E, LOCAL_PATH_PROVISIONER]) {
             let pin = format!(" v{}", tools.version);
             assert!(tools.go_mod.contains(&pin), "{} does not pin {pin}", tools.name);
             for program in tools.programs {

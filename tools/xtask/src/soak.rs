@@ -101,6 +101,8 @@ const SOAKS: &[Soak] = &[
     ),
     // The disk of a lone voter, of a follower and of the leader stalls, with both releases of etcd.
     ("cluster-stalls", Tests("nodekeel-cluster it whose_disk_stalls"), ""),
+    // Three members upgraded one by one from Debian's etcd over 3.5 and 3.6 to the newest, under load.
+    ("cluster-upgrade", Tests("nodekeel-cluster it upgrade::"), ""),
     // provisionerd killed at each moment of a volume's life, on a real API server; then an import, publications of
     // capacity, a mounter and a store.
     ("volume-kills", Tests("provisionerd it crash::a_daemon_killed"), "NODEKEEL_VOLUME_KILLS=20"),

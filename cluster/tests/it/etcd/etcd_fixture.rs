@@ -27,6 +27,8 @@ const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EtcdVersion {
     Debian,
+    /// 3.5 and 3.6, which only upgrades run.
+    Former(usize),
     Newest,
 }
 
@@ -34,6 +36,7 @@ impl EtcdVersion {
     pub(crate) fn binary(self) -> PathBuf {
         match self {
             EtcdVersion::Debian => tools::find_tool(tools::ETCD).unwrap(),
+            EtcdVersion::Former(index) => gotool::FORMER_ETCDS[index].program_path("etcd").unwrap(),
             EtcdVersion::Newest => gotool::ETCD.program_path("etcd").unwrap(),
         }
     }

@@ -7,6 +7,7 @@ mod kills;
 mod lifecycle;
 mod rejections;
 mod restored_copy;
+mod upgrade;
 
 pub(crate) use etcd_fixture::{EtcdVersion, etcd_processes, retried};
 pub(crate) use rejections::etcd_client;
