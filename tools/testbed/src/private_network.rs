@@ -76,6 +76,18 @@ impl PrivateNetwork {
         run_ip(&format!("link set {} {}", self.port(host), if is_connected { "up" } else { "down" }))
     }
 
+    /// Lets nothing arrive on a host any more that one TCP port sends to another.
+    ///
+    /// # Errors
+    /// iptables(8) fails.
+    pub fn drop_packets(&self, host: usize, from: u16, to: u16) -> Result<()> {
+        let mut iptables = Command::new(tools::find_tool(tools::NSENTER)?);
+        iptables.arg(format!("--net={}", self.namespace_path(host).display()));
+        iptables.arg(tools::find_tool(tools::IPTABLES)?);
+        let rule = format!("--wait -A INPUT -p tcp --sport {from} --dport {to} -j DROP");
+        command_output(iptables.args(rule.split(' '))).map(drop)
+    }
+
     /// The name of a host's network namespace.
     pub fn namespace(&self, host: usize) -> String {
         format!("{}-{host}", self.bridge)

@@ -107,6 +107,8 @@ tools! {
         IP = "ip" of "iproute2";
         /// Limits what a link sends.
         TC = "tc" of "iproute2";
+        /// Drops packets of one connection.
+        IPTABLES = "iptables" of "iptables";
         /// Runs a program in another process's namespaces, or in named ones.
         NSENTER = "nsenter" of "util-linux";
         /// Suspends a file system's writes.

@@ -258,8 +258,8 @@ impl HealthWatch {
     pub(super) fn liveness(&self) -> Liveness {
         let client = self.client.clone();
         let probe = move || {
-            let mut member = client.maintenance_client();
-            async move { member.status().await.map(drop) }
+            let client = client.clone();
+            async move { ask_status(&client).await.map(drop) }
         };
         let liveness = Liveness::probe(probe).with_period(LIVENESS_PERIOD).with_timeout(STATUS_TIMEOUT);
         liveness.with_failure_threshold(MAX_SILENT_PROBES)
@@ -337,8 +337,7 @@ impl HealthWatch {
     }
 
     async fn read_status(&self, client: &api::Client) -> Option<EtcdStatus> {
-        let mut member = client.maintenance_client();
-        let status = timeout(STATUS_TIMEOUT, member.status()).await.ok()?.ok()?;
+        let status = timeout(STATUS_TIMEOUT, ask_status(client)).await.ok()?.ok()?;
         Some(EtcdStatus::from_response(&status, self.quota))
     }
 
@@ -461,6 +460,16 @@ impl HealthWatch {
             (Some(name), Some(url)) => self.peers.is_answering(name, &url).await,
             _ => false,
         }
+    }
+}
+
+/// A member's status. It is asked again at once where the connection was lost, which says nothing of the member: a new one
+/// is made.
+async fn ask_status(client: &api::Client) -> Result<api::StatusResponse, api::Error> {
+    let mut member = client.maintenance_client();
+    match member.status().await {
+        Err(_) => member.status().await,
+        status => status,
     }
 }
 

@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use super::starts::StartNumber;
 use crate::BoxError;
@@ -25,6 +25,9 @@ use crate::consensus::{Member, MemberId, PeerUrl};
 
 /// The timeout of a request: three round trips and an answer from memory.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The timeout of a connection attempt.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The header with the last start of the asked member that the asking one has seen: etcd ignores it, and a
 /// [`witness`](super::witness) reads it.
@@ -116,17 +119,35 @@ impl PeerClient {
     /// The URL is invalid.
     pub(super) async fn grpc_client(&self, name: &str, url: &str) -> Result<api::Client, BoxError> {
         let url = StartNumber::unmarked_url(url).parse::<PeerUrl>()?;
+        let channel = api::Channel::Tonic(self.channel(name, url, |_| Ok(()))?);
+        Ok(api::Client::from_channel(channel, None).await?)
+    }
+
+    /// A channel to the client port of the member of this name, which connects with its first call.
+    ///
+    /// # Errors
+    /// The name or the URL is invalid.
+    pub(super) fn channel(
+        &self,
+        name: &str,
+        url: PeerUrl,
+        set_up: fn(&TcpStream) -> io::Result<()>,
+    ) -> Result<Channel, BoxError> {
         // The connector speaks TLS, and not tonic: one copy of the key in memory serves all connections, unlike with etcd-client's own options.
         let mut tls = ClientConfig::clone(self.0.config());
         tls.alpn_protocols = vec![b"h2".to_vec()];
         let (tls, name) = (TlsConnector::from(Arc::new(tls)), ServerName::try_from(name.to_owned())?);
         let endpoint = Endpoint::from_shared(url.as_str().replacen("https", "http", 1))?;
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
         let connector = tower::service_fn(move |_| {
             let (tls, name, url) = (tls.clone(), name.clone(), url.clone());
-            async move { Ok::<_, io::Error>(TokioIo::new(tls.connect(name, connect(&url).await?).await?)) }
+            async move {
+                let tcp = connect(&url).await?;
+                set_up(&tcp)?;
+                Ok::<_, io::Error>(TokioIo::new(tls.connect(name, tcp).await?))
+            }
         });
-        let channel = api::Channel::Tonic(endpoint.connect_with_connector_lazy(connector));
-        Ok(api::Client::from_channel(channel, None).await?)
+        Ok(endpoint.connect_with_connector_lazy(connector))
     }
 
     /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its

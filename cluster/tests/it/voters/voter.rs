@@ -153,6 +153,21 @@ impl Voter {
         }
     }
 
+    /// From now on nothing comes back on the connections that its clients have to its etcd; new ones work.
+    pub(crate) async fn stall_clients(&self) {
+        // Lines of `sl local_address rem_address st …`. *Source:* proc_net_tcp in the kernel's documentation.
+        let table = async { std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap() };
+        let (table, port) = (self.on_host(table).await, format!(":{DEFAULT_CLIENT_PORT:04X}"));
+        let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let established = fields.filter(|fields| fields[2].ends_with(&port) && fields[3] == "01");
+        let stalled: Vec<_> = established.map(|fields| fields[1].split_once(':').unwrap().1).collect();
+        assert!(!stalled.is_empty(), "{table}");
+        for client in stalled {
+            let client = u16::from_str_radix(client, 16).unwrap();
+            self.site.drop_packets(self.host, DEFAULT_CLIENT_PORT, client).unwrap();
+        }
+    }
+
     /// Kills its etcd; returns whether it ran.
     pub(crate) fn kill_etcd(&self) -> bool {
         self.signal_etcd(Signal::KILL)
