@@ -48,7 +48,7 @@ enum ClusterTask {
     /// Start a cluster, or what is missing of it
     ///
     /// Builds noded and nodectl, bootstraps n1 and joins the others. Repeated, it starts nodes that were killed or lost by a
-    /// reboot, with their data, and joins further ones.
+    /// reboot, with their data, and joins further ones. A node that was removed joins again once it is reset.
     Up {
         /// Number of nodes; default 3, or those that it has
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
@@ -283,20 +283,21 @@ fn start_up(site: &Site, count: Option<u8>, etcd: Option<&str>, programs: Option
             report(&format!("{name} starts at {}", name.address()));
         }
     }
-    let mut is_whole = true;
+    let (mut is_whole, mut voting) = (true, Vec::new());
     for name in &names {
         if site.files(*name).is_frozen() || !site.network().cuts(*name)?.is_empty() {
             report(&format!("{name} is frozen or cut off, and not waited for"));
             is_whole = false;
             continue;
         }
-        join(site, *name, &names, &report).with_context(|| format!("start {name}: {ON_FAILURE}"))?;
+        if join(site, *name, &names, &report).with_context(|| format!("start {name}: {ON_FAILURE}"))? {
+            voting.push(*name);
+        }
     }
-    if is_whole {
-        let voters = || site.files(names[0]).count_voters();
+    if let Some(first) = voting.first().filter(|_| is_whole) {
         wait_until(WITHIN, "every node to vote", || {
-            let voters = voters()?;
-            ensure!(voters == names.len(), "{voters} of {} nodes vote", names.len());
+            let voters = site.files(*first).count_voters()?;
+            ensure!(voters == voting.len(), "{voters} of {} nodes vote", voting.len());
             Ok(())
         })?;
         report("every node is Running, and votes");
@@ -305,23 +306,34 @@ fn start_up(site: &Site, count: Option<u8>, etcd: Option<&str>, programs: Option
     Ok(())
 }
 
-/// Waits until the node is in the cluster, with a ticket if it waits for one.
-fn join(site: &Site, name: Name, names: &[Name], report: &impl Fn(&str)) -> Result<()> {
+/// Waits until the node is in the cluster, with a ticket if it waits for one; false if it was removed.
+fn join(site: &Site, name: Name, names: &[Name], report: &impl Fn(&str)) -> Result<bool> {
     let node = site.files(name);
-    if node.wait_for(&[State::RUNNING, State::WAITING])? == State::WAITING {
-        let is_running = |name: &&Name| {
-            site.files(**name).cluster_state().is_ok_and(|state| state.state == State::RUNNING)
-        };
-        let member = names.iter().find(is_running);
-        let member =
-            member.with_context(|| format!("no node is Running that could make a ticket for {name}"))?;
-        node.put_ticket(&site.files(*member))?;
-        node.wait_for(&[State::RUNNING])?;
-        report(&format!("{name} has joined"));
-    } else {
-        report(&format!("{name} is Running"));
+    let others = || names.iter().filter(|other| **other != name).map(|other| site.files(*other));
+    let running =
+        || others().find(|other| other.cluster_state().is_ok_and(|state| state.state == State::RUNNING));
+    let is_listed = || running().is_none_or(|member| member.lists(name).unwrap_or(true));
+    // One that has never joined has no data yet.
+    let is_removed = || node.has_member_data() && !is_listed();
+    match node.wait_for(&[State::RUNNING, State::WAITING], is_removed)? {
+        State::REMOVED => {
+            let reset = format!("cargo xtask cluster shell {name} nodectl reset --yes");
+            report(&format!(
+                "{name} was removed from the cluster: `{reset}`, and then `cargo xtask cluster up`, join it again"
+            ));
+            return Ok(false);
+        }
+        State::WAITING => {
+            let member = running()
+                .with_context(|| format!("no node is Running that could make a ticket for {name}"))?;
+            node.put_ticket(&member)?;
+            node.wait_for(&[State::RUNNING], || false)?;
+            report(&format!("{name} has joined"));
+        }
+        _ => report(&format!("{name} is Running")),
     }
-    node.remove_ticket()
+    node.remove_ticket()?;
+    Ok(true)
 }
 
 /// Links the programs into one directory. A cluster keeps its etcd: its data may not go back to an older release.

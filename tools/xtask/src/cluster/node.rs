@@ -66,6 +66,8 @@ pub(super) struct State {
 impl State {
     pub(super) const RUNNING: &str = "Running";
     pub(super) const WAITING: &str = "Waiting";
+    /// What nodectl does not print: its cluster has no such member any more.
+    pub(super) const REMOVED: &str = "removed";
 }
 
 /// The files of a node.
@@ -215,16 +217,21 @@ impl Node<'_> {
         Ok(State { state: text("state"), detail: text("detail") })
     }
 
-    /// Waits for one of these states of its enrolment, and returns it.
-    pub(super) fn wait_for(self, states: &[&'static str]) -> Result<&'static str> {
+    /// Waits for one of these states of its enrolment, or until it was removed, and returns it.
+    pub(super) fn wait_for(
+        self,
+        states: &[&'static str],
+        is_removed: impl Fn() -> bool,
+    ) -> Result<&'static str> {
         let what = format!("{} to be {}", self.name, states.join(" or "));
         wait_until(WITHIN, &what, || {
             if self.pid()?.is_none() {
                 return Ok(Err(anyhow!("noded has exited; {}", self.last_output())));
             }
             let now = self.cluster_state()?;
-            let found = states.iter().find(|state| now.state == **state);
-            found.map(|state| Ok(*state)).with_context(|| format!("it is {}: {}", now.state, now.detail))
+            let found = states.iter().copied().find(|state| now.state == *state);
+            let found = found.or_else(|| is_removed().then_some(State::REMOVED));
+            found.map(Ok).with_context(|| format!("it is {}: {}", now.state, now.detail))
         })?
     }
 
@@ -238,9 +245,25 @@ impl Node<'_> {
 
     /// The number of members that vote, as the node knows it.
     pub(super) fn count_voters(self) -> Result<usize> {
+        Ok(self.members()?.iter().filter(|member| member["learner"] == false).count())
+    }
+
+    /// Whether its cluster has a member at the address of the other node, as the node knows it.
+    pub(super) fn lists(self, other: Name) -> Result<bool> {
+        let host = format!("//{}:", other.address());
+        let has_host = |url: &Value| url.as_str().is_some_and(|url| url.contains(&host));
+        let members = self.members()?;
+        Ok(members.iter().any(|member| member["peer_urls"].as_array().into_iter().flatten().any(has_host)))
+    }
+
+    fn members(self) -> Result<Vec<Value>> {
         let members = command_output(&mut self.nodectl(&["-o", "json", "cluster", "members"]))?;
-        let members: Value = serde_json::from_str(&members).context("nodectl prints JSON")?;
-        Ok(members.as_array().into_iter().flatten().filter(|member| member["learner"] == false).count())
+        serde_json::from_str(&members).context("nodectl prints JSON")
+    }
+
+    /// Whether it has data of a member, which it keeps until it is reset.
+    pub(super) fn has_member_data(self) -> bool {
+        self.mount_point().join("cluster/etcd/data/member").exists()
     }
 
     /// Makes a ticket by the member, and gives it to the node, whole.

@@ -104,6 +104,33 @@ fn the_practice_cluster_does_what_the_operations_guide_says() {
 }
 
 #[test]
+#[ignore = "needs etcd, ip and root: it runs a cluster in network namespaces"]
+fn a_removed_node_is_not_waited_for_and_joins_again_after_its_reset() {
+    let scratch = ScratchDir::new().unwrap();
+    let cluster = Cluster(scratch.path().join(format!("removal-{}", std::process::id())));
+    let up = || {
+        let (is_success, printed) = cluster.run("up --nodes 3");
+        assert!(is_success, "{printed}");
+        printed
+    };
+    up();
+    let (_, members) = cluster.run("shell n1 nodectl -o json cluster members");
+    let members: serde_json::Value = serde_json::from_str(&members).unwrap();
+    let is_n2 = |member: &&serde_json::Value| member["peer_urls"][0].as_str().unwrap().contains("10.91.0.2:");
+    let n2 = members.as_array().unwrap().iter().find(is_n2).unwrap()["name"].as_str().unwrap();
+    let (is_success, printed) = cluster.run(&format!("shell n1 nodectl cluster remove {n2}"));
+    assert!(is_success, "{printed}");
+    let printed = up();
+    let (_, rest) = printed.split_once("n2 was removed from the cluster: `cargo xtask cluster ").expect(&printed);
+    let reset = rest.split('`').next().unwrap();
+    assert!(printed.contains("every node is Running, and votes"), "{printed}");
+    let (is_success, printed) = cluster.run(reset);
+    assert!(is_success, "{printed}");
+    let printed = up();
+    assert!(printed.contains("n2 has joined"), "{printed}");
+}
+
+#[test]
 fn commands_are_read_with_what_they_print() {
     let text = "## Practise on one machine\nText.\n\n```sh\na b   # why\n\nc  # prints d e\nf\n```\n\n## Next\n```sh\ng\n```\n";
     assert_eq!(commands(text), [("a b", None), ("c", Some("d e")), ("f", None)]);
