@@ -10,6 +10,9 @@ use super::Member;
 pub struct ClusterReport {
     /// The members, in the order of their ids; empty before the first check.
     pub members: Vec<MemberReport>,
+    /// Since when the data of this node's member could not be compared with that of any other voter, so that nobody would see
+    /// damage to it; `None` if it was at the last attempt, or is the only voter.
+    pub uncompared_since: Option<SystemTime>,
 }
 
 /// A member, and its report.
@@ -45,7 +48,7 @@ pub struct MemberFacts {
 impl ClusterReport {
     /// A report of these members.
     pub fn new(members: Vec<MemberReport>) -> ClusterReport {
-        ClusterReport { members }
+        ClusterReport { members, uncompared_since: None }
     }
 
     /// The voters that do not answer, each with the time since when.

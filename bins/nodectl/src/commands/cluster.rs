@@ -156,6 +156,8 @@ struct MemberView {
     silent_since: Option<String>,
     /// Its own report; absent if it does not answer.
     facts: Option<FactsView>,
+    /// Of this node's member: since when its data was compared with that of no other voter; absent if it was at last.
+    uncompared_since: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -190,6 +192,7 @@ impl From<v1::Member> for MemberView {
             this: member.is_this,
             silent_since: time_text(member.silent_since),
             facts: member.facts.map(FactsView::from),
+            uncompared_since: time_text(member.uncompared_since),
         }
     }
 }
@@ -301,7 +304,11 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
     let row = |member: &MemberView| {
         let name = member.name.as_deref().map_or_else(|| "(not started)".to_owned(), escape_control);
         let vote = if member.learner { "learner" } else { "yes" };
-        let this = if member.this { "  (this node)" } else { "" };
+        let this = match &member.uncompared_since {
+            Some(since) => format!("  (this node; not compared since {since})"),
+            None if member.this => "  (this node)".to_owned(),
+            None => String::new(),
+        };
         let peers = format!("{}{this}", escape_control(&member.peer_urls.join(",")));
         let none = || "-".to_owned();
         let (answers, facts) = match (&member.silent_since, &member.facts) {

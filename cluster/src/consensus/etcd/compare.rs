@@ -1,14 +1,14 @@
 //! Compares the data of the voters: etcd replicates changes, and never compares what they have made.
 //!
-//! Each voter compares its data with that of the next voter, by etcd's hash of all keys at one revision, before it is
-//! `Running` and from time to time. Where the two differ it asks all voters. The one that differs from a majority is the
+//! Each voter compares its data with that of the next voter that answers, by etcd's hash of all keys at one revision, before
+//! it is `Running` and from time to time; that it can't is reported. Where the two differ it asks all voters. The one that differs from a majority is the
 //! wrong one: it is stopped, and a record next to its data keeps it from starting again. Two voters that differ don't know
 //! who is wrong, and say so.
 //!
 //! Only voters of the same release are compared: releases hash differently. A difference counts once it has lasted, since a
 //! compaction in progress may cause one.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use etcd_client as api;
 use futures_util::future::join_all;
@@ -38,6 +38,43 @@ pub(super) struct DataHash {
     pub(super) hash: u32,
 }
 
+/// The number of comparisons in a row without an answer from which on that is reported: a compaction may cause one.
+const REPORTED_MISSES: u32 = 2;
+
+/// When this member's data was last compared with that of another.
+#[derive(Debug)]
+pub(super) struct LastComparison {
+    at: SystemTime,
+    /// The attempts since, in which no other voter could be compared.
+    misses: u32,
+}
+
+impl LastComparison {
+    pub(super) fn at_start() -> LastComparison {
+        LastComparison { at: SystemTime::now(), misses: 0 }
+    }
+
+    fn record(&mut self, was_compared: bool) {
+        *self = match was_compared {
+            true => LastComparison::at_start(),
+            false => LastComparison { misses: self.misses + 1, ..*self },
+        };
+    }
+
+    /// Since when no other could be compared; `None` if the last one could.
+    pub(super) fn uncompared_since(&self) -> Option<SystemTime> {
+        (self.misses >= REPORTED_MISSES).then_some(self.at)
+    }
+}
+
+/// A voter that answers.
+struct AnsweringVoter {
+    id: MemberId,
+    client: api::Client,
+    /// Its release.
+    version: String,
+}
+
 /// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Comparison {
@@ -52,30 +89,31 @@ pub(super) enum Comparison {
     Undecided,
 }
 
-/// Judges the hashes of all voters that answered, at one revision.
-pub(super) fn judge(this: MemberId, hashes: &[DataHash], voters: usize) -> Comparison {
-    let Some(own) = hashes.iter().find(|hash| hash.member == this) else { return Comparison::Same };
+/// Judges the hashes of all voters that answered, at one revision; `None` if none can be compared with this member's.
+pub(super) fn judge(this: MemberId, hashes: &[DataHash], voters: usize) -> Option<Comparison> {
+    let own = hashes.iter().find(|hash| hash.member == this)?;
     let is_comparable =
         |hash: &&DataHash| hash.version == own.version && hash.compact_revision == own.compact_revision;
     let comparable: Vec<_> = hashes.iter().filter(is_comparable).collect();
+    if comparable.len() < 2 {
+        return None;
+    }
     let with = |hash: u32| comparable.iter().filter(|other| other.hash == hash).count();
     let others: Vec<_> = comparable.iter().filter(|other| other.hash != own.hash).collect();
     let is_majority = |count: usize| count > voters / 2;
-    match () {
+    Some(match () {
         () if others.is_empty() => Comparison::Same,
         () if is_majority(with(own.hash)) => {
             Comparison::OthersDiffer(others.iter().map(|other| other.member).collect())
         }
         () if others.iter().any(|other| is_majority(with(other.hash))) => Comparison::ThisDiffers,
         () => Comparison::Undecided,
-    }
+    })
 }
 
 /// The voter with which a member compares its data: the next in the order of ids.
-fn next_voter<'a>(this: MemberId, voters: &[&'a Member]) -> Option<&'a Member> {
-    let others = || voters.iter().filter(|voter| voter.id != this);
-    let next = others().filter(|voter| voter.id > this).min_by_key(|voter| voter.id);
-    next.or_else(|| others().min_by_key(|voter| voter.id)).copied()
+fn next_voter(this: MemberId, others: impl Iterator<Item = MemberId> + Clone) -> Option<MemberId> {
+    others.clone().filter(|other| *other > this).min().or_else(|| others.min())
 }
 
 impl HealthWatch {
@@ -99,37 +137,45 @@ impl HealthWatch {
         let mut found = self.compare_once().await;
         let length = started_at.elapsed();
         for _ in 1..CONFIRMATIONS {
-            if found == Comparison::Same {
+            if matches!(found, None | Some(Comparison::Same)) {
                 break;
             }
             sleep(CONFIRM_PAUSE).await;
             let again = self.compare_once().await;
-            found = if again == found { again } else { Comparison::Same };
+            found = if again == found { again } else { Some(Comparison::Same) };
         }
-        let agrees = found != Comparison::ThisDiffers;
-        self.comparison.send_replace(found);
+        self.last_comparison.send_modify(|last| last.record(found.is_some()));
+        let agrees = found != Some(Comparison::ThisDiffers);
+        // What was found stays until it is found otherwise.
+        if let Some(found) = found {
+            self.comparison.send_replace(found);
+        }
         agrees.then_some(length)
     }
 
-    async fn compare_once(&self) -> Comparison {
-        let listed = self.list_known_members().await;
-        let voters: Vec<_> = listed.iter().filter(|(member, _)| !member.is_learner).collect();
-        let members: Vec<_> = voters.iter().map(|(member, _)| member).collect();
-        let own = members.iter().find(|member| self.is_this(member)).map(|member| member.id);
-        let Some((this, next)) = own.and_then(|this| Some((this, next_voter(this, &members)?.id))) else {
-            return Comparison::Same;
-        };
-        let Some(revision) = self.present_revision().await else { return Comparison::Same };
-        let hash_of = |ids: Vec<MemberId>| {
-            let asked = voters.iter().filter(move |(member, _)| ids.contains(&member.id));
-            join_all(asked.map(|(member, url)| self.hash_data(member, url.as_deref(), revision)))
-        };
-        let pair: Vec<_> = hash_of(vec![this, next]).await.into_iter().flatten().collect();
-        if judge(this, &pair, members.len()) == Comparison::Same {
-            return Comparison::Same;
+    /// `None` if no other voter can be compared.
+    async fn compare_once(&self) -> Option<Comparison> {
+        let mut listed = self.list_known_members().await;
+        listed.retain(|(member, _)| !member.is_learner);
+        let this = listed.iter().map(|(member, _)| member).find(|member| self.is_this(member))?.id;
+        if listed.len() == 1 {
+            return Some(Comparison::Same);
         }
-        let all = hash_of(members.iter().map(|member| member.id).collect()).await;
-        judge(this, &all.into_iter().flatten().collect::<Vec<_>>(), members.len())
+        let asked = listed.iter().map(|(member, url)| self.ask_voter(member, url.as_deref()));
+        let answering: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        let own = answering.iter().find(|voter| voter.id == this)?;
+        let others = answering.iter().filter(|voter| voter.id != this && voter.version == own.version);
+        let next = next_voter(this, others.map(|voter| voter.id))?;
+        let revision = self.present_revision().await?;
+        let hash_of = async |voters: Vec<&AnsweringVoter>| {
+            let hashes = join_all(voters.into_iter().map(|voter| hash_data(voter, revision))).await;
+            hashes.into_iter().flatten().collect::<Vec<_>>()
+        };
+        let pair = answering.iter().filter(|voter| [this, next].contains(&voter.id));
+        match judge(this, &hash_of(pair.collect()).await, listed.len())? {
+            Comparison::Same => Some(Comparison::Same),
+            _ => judge(this, &hash_of(answering.iter().collect()).await, listed.len()),
+        }
     }
 
     /// The revision of the store, after all that was committed before.
@@ -139,20 +185,25 @@ impl HealthWatch {
         read.header().map(api::ResponseHeader::revision)
     }
 
-    /// None if the member does not answer, or has not applied the revision yet, or has deleted it.
-    async fn hash_data(&self, member: &Member, url: Option<&str>, revision: i64) -> Option<DataHash> {
+    /// `None` if the voter does not answer.
+    async fn ask_voter(&self, member: &Member, url: Option<&str>) -> Option<AnsweringVoter> {
         let client = self.client_of(member, url).await?;
-        let mut maintenance = client.maintenance_client();
         // A member that is down must not hold up the start of this one.
-        let status = timeout(STATUS_TIMEOUT, maintenance.status()).await.ok()?.ok()?;
-        let hash = timeout(HASH_TIMEOUT, maintenance.hash_kv(revision)).await.ok()?.ok()?;
-        Some(DataHash {
-            member: member.id,
-            version: status.version().to_owned(),
-            compact_revision: hash.compact_version(),
-            hash: hash.hash(),
-        })
+        let status = timeout(STATUS_TIMEOUT, client.maintenance_client().status()).await.ok()?.ok()?;
+        Some(AnsweringVoter { id: member.id, client, version: status.version().to_owned() })
     }
+}
+
+/// `None` if the voter does not answer, or has not applied the revision yet, or has deleted it.
+async fn hash_data(voter: &AnsweringVoter, revision: i64) -> Option<DataHash> {
+    let mut maintenance = voter.client.maintenance_client();
+    let hash = timeout(HASH_TIMEOUT, maintenance.hash_kv(revision)).await.ok()?.ok()?;
+    Some(DataHash {
+        member: voter.id,
+        version: voter.version.clone(),
+        compact_revision: hash.compact_version(),
+        hash: hash.hash(),
+    })
 }
 
 #[cfg(test)]
@@ -160,7 +211,7 @@ mod tests {
     use super::*;
 
     /// Judges the hashes of members with the ids from 1 on, for the first one.
-    fn judged(hashes: &[u32], voters: usize) -> Comparison {
+    fn judged(hashes: &[u32], voters: usize) -> Option<Comparison> {
         let hash = |(index, hash): (usize, &u32)| DataHash {
             member: MemberId(index as u64 + 1),
             version: "3.7.3".into(),
@@ -172,17 +223,18 @@ mod tests {
 
     #[test]
     fn the_one_that_differs_from_a_majority_of_all_voters_is_wrong() {
-        let others = |ids: &[u64]| Comparison::OthersDiffer(ids.iter().copied().map(MemberId).collect());
-        assert_eq!(judged(&[7, 7, 7], 3), Comparison::Same);
-        assert_eq!(judged(&[9, 7, 7], 3), Comparison::ThisDiffers);
+        let others =
+            |ids: &[u64]| Some(Comparison::OthersDiffer(ids.iter().copied().map(MemberId).collect()));
+        assert_eq!(judged(&[7, 7, 7], 3), Some(Comparison::Same));
+        assert_eq!(judged(&[9, 7, 7], 3), Some(Comparison::ThisDiffers));
         assert_eq!(judged(&[7, 7, 9], 3), others(&[3]));
         assert_eq!(judged(&[7, 7, 7, 8, 9], 5), others(&[4, 5]));
-        assert_eq!(judged(&[7, 9], 2), Comparison::Undecided);
-        assert_eq!(judged(&[7, 9], 3), Comparison::Undecided, "the third is silent");
-        assert_eq!(judged(&[7, 8, 9], 3), Comparison::Undecided);
-        assert_eq!(judged(&[7, 8, 8, 8], 5), Comparison::ThisDiffers);
-        assert_eq!(judged(&[7], 3), Comparison::Same);
-        assert_eq!(judged(&[], 3), Comparison::Same);
+        assert_eq!(judged(&[7, 9], 2), Some(Comparison::Undecided));
+        assert_eq!(judged(&[7, 9], 3), Some(Comparison::Undecided), "the third is silent");
+        assert_eq!(judged(&[7, 8, 9], 3), Some(Comparison::Undecided));
+        assert_eq!(judged(&[7, 8, 8, 8], 5), Some(Comparison::ThisDiffers));
+        assert_eq!(judged(&[7], 3), None);
+        assert_eq!(judged(&[], 3), None);
     }
 
     #[test]
@@ -195,16 +247,28 @@ mod tests {
         };
         let own = hash(1, "3.4.23", 5);
         for other in [hash(2, "3.5.1", 5), hash(2, "3.4.23", 6)] {
-            assert_eq!(judge(MemberId(1), &[own.clone(), other], 2), Comparison::Same);
+            assert_eq!(judge(MemberId(1), &[own.clone(), other], 2), None);
         }
     }
 
     #[test]
     fn each_voter_compares_itself_with_the_next() {
-        let members = [3, 1, 9].map(|id| Member::new(MemberId(id), None, Vec::new(), false));
-        let voters: Vec<_> = members.iter().collect();
-        let next = |id| next_voter(MemberId(id), &voters).map(|voter| voter.id.0);
-        assert_eq!([1, 3, 9].map(next), [Some(3), Some(9), Some(1)]);
-        assert_eq!(next_voter(MemberId(1), &voters[1..2]), None);
+        let next = |this, others: &[u64]| {
+            next_voter(MemberId(this), others.iter().copied().map(MemberId)).map(|other| other.0)
+        };
+        assert_eq!([next(1, &[3, 9]), next(3, &[1, 9]), next(9, &[3, 1])], [Some(3), Some(9), Some(1)]);
+        assert_eq!(next(3, &[1]), Some(1), "the next one does not answer");
+        assert_eq!(next(1, &[]), None);
+    }
+
+    #[test]
+    fn a_member_that_can_be_compared_with_no_other_says_since_when() {
+        let mut last = LastComparison::at_start();
+        last.record(false);
+        assert_eq!(last.uncompared_since(), None, "a compaction may cause one");
+        last.record(false);
+        assert_eq!(last.uncompared_since(), Some(last.at));
+        last.record(true);
+        assert_eq!(last.uncompared_since(), None);
     }
 }

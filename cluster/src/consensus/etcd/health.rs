@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::{self, WithoutLeader};
-use super::compare::Comparison;
+use super::compare::{Comparison, LastComparison};
 use super::etcd_child::ExitWatch;
 use super::fault::EtcdFault;
 use super::local_member::LocalMember;
@@ -150,6 +150,7 @@ pub(super) struct HealthWatch {
     report: watch::Sender<ClusterReport>,
     /// The result of the last comparison.
     pub(super) comparison: watch::Sender<Comparison>,
+    pub(super) last_comparison: watch::Sender<LastComparison>,
 }
 
 impl HealthWatch {
@@ -179,6 +180,7 @@ impl HealthWatch {
             total: OnceLock::new(),
             report,
             comparison: watch::Sender::default(),
+            last_comparison: watch::Sender::new(LastComparison::at_start()),
         })
     }
 
@@ -395,7 +397,8 @@ impl HealthWatch {
             });
         }
         known.silent = silent;
-        ClusterReport::new(reports)
+        let uncompared_since = self.last_comparison.borrow().uncompared_since();
+        ClusterReport { uncompared_since, ..ClusterReport::new(reports) }
     }
 
     /// The members that this one knows, with their URLs for clients. It may be behind.

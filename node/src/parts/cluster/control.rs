@@ -112,15 +112,18 @@ pub(crate) async fn list_members(cluster: &ClusterNode) -> Result<v1::MembersRes
     let this = member.this_member().id;
     let report = member.cluster_report();
     let wire = |member: Member| {
+        let is_this = member.id == this;
+        let uncompared_since = report.uncompared_since.filter(|_| is_this);
         let report = report.members.iter().find(|report| report.member.id == member.id);
         v1::Member {
-            is_this: member.id == this,
+            is_this,
             id: member.id.to_string(),
             name: member.name.unwrap_or_default(),
             peer_urls: member.peer_urls,
             is_learner: member.is_learner,
             silent_since: report.and_then(|report| report.silent_since).and_then(timestamp),
             facts: report.and_then(|report| report.facts.clone()).map(wire_facts),
+            uncompared_since: uncompared_since.and_then(timestamp),
         }
     };
     Ok(v1::MembersResponse { members: listed.into_iter().map(wire).collect() })

@@ -50,6 +50,10 @@ impl Collector for ClusterCollector {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(gauges.encode_family(&[("state", state)])?)?;
         }
+        let help =
+            "Whether this node's copy of the store was compared with another voter's at the last attempt";
+        let metric = encoder.encode_descriptor("nodekeel_cluster_compared", help, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::from(report.uncompared_since.is_none())).encode(metric)?;
         let own = report.members.iter().find(|report| report.member.id == access.this_member().id);
         let Some(facts) = own.and_then(|own| own.facts.as_ref()) else { return Ok(()) };
         let help = "Size of this node's copy of the store; it rejects writes when the size reaches the quota";

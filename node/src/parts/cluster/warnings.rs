@@ -40,6 +40,11 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
             "`nodectl cluster remove {name}`, `nodectl reset` on its node, and join it by another ticket"
         ))
     }));
+    found.extend(report.uncompared_since.map(|since| {
+        HealthCondition::warning("etcd's data", "was compared with that of no other voter")
+            .since(Some(since))
+            .hint("start the other voters, and upgrade all to one release of etcd: until then nobody sees damage to it")
+    }));
     let own = report.members.iter().find(|report| report.member.id == this);
     if let Some((facts, quota)) =
         own.and_then(|own| Some((own.facts.as_ref()?, own.facts.as_ref()?.quota_bytes?)))
@@ -108,6 +113,20 @@ mod tests {
             ]
         );
         assert_eq!(lines(vec![answers(1), answers(2), answers(3)]), [""; 0]);
+    }
+
+    #[test]
+    fn data_that_is_not_compared_is_a_warning_with_since() {
+        let mut report = ClusterReport::new(vec![MemberReport::new(member(1, false), None)]);
+        report.uncompared_since = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_785_000_000));
+        let warnings = cluster_warnings(&report, MemberId(1));
+        assert_eq!(
+            warnings.iter().map(warning_text).collect::<Vec<_>>(),
+            [
+                "etcd's data was compared with that of no other voter, since 2026-07-25T17:20:00Z; start the other voters, and \
+              upgrade all to one release of etcd: until then nobody sees damage to it"
+            ]
+        );
     }
 
     #[test]
