@@ -127,13 +127,18 @@ impl EtcdFixture {
         EtcdFixture { version, name: name.parse().unwrap(), address, peer, client, data, scratch }
     }
 
+    /// Its etcd.
+    pub(crate) fn binary(&self) -> PathBuf {
+        self.version.binary()
+    }
+
     /// The ports for members and for clients.
     pub(crate) fn ports(&self) -> [u16; 2] {
         [self.peer.number(), self.client.number()]
     }
 
     pub(crate) fn consensus(&self, extra_args: &[&str]) -> EtcdConsensus {
-        etcd_member(self.version.binary(), self.ports(), extra_args, &self.data)
+        etcd_member(self.binary(), self.ports(), extra_args, &self.data)
     }
 
     pub(crate) fn bootstrap_options(&self) -> StartOptions {

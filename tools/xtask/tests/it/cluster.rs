@@ -121,7 +121,8 @@ fn a_removed_node_is_not_waited_for_and_joins_again_after_its_reset() {
     let (is_success, printed) = cluster.run(&format!("shell n1 nodectl cluster remove {n2}"));
     assert!(is_success, "{printed}");
     let printed = up();
-    let (_, rest) = printed.split_once("n2 was removed from the cluster: `cargo xtask cluster ").expect(&printed);
+    let (_, rest) =
+        printed.split_once("n2 was removed from the cluster: `cargo xtask cluster ").expect(&printed);
     let reset = rest.split('`').next().unwrap();
     assert!(printed.contains("every node is Running, and votes"), "{printed}");
     let (is_success, printed) = cluster.run(reset);
