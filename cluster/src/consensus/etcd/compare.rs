@@ -55,9 +55,10 @@ impl LastComparison {
     }
 
     fn record(&mut self, was_compared: bool) {
-        *self = match was_compared {
-            true => LastComparison::at_start(),
-            false => LastComparison { misses: self.misses + 1, ..*self },
+        *self = if was_compared {
+            LastComparison::at_start()
+        } else {
+            LastComparison { misses: self.misses + 1, ..*self }
         };
     }
 
