@@ -21,7 +21,7 @@ use crate::etcd::retried;
 
 /// How many operations have to end with an answer.
 const OPS_ENV: &str = "NODEKEEL_HISTORY_OPS";
-const DEFAULT_OPS: usize = 4000;
+const DEFAULT_OPS: usize = 2000;
 /// There is at least one fault for so many operations.
 const OPS_PER_FAULT: usize = 1000;
 /// Replays the order of the faults; how they meet the operations is up to the machine.
