@@ -248,8 +248,7 @@ impl Nemesis {
         self.end(host).await;
         self.voters[host].restore_disks(&copy);
         self.start(host);
-        let failure = self.voters[host].wait_failure_text().await;
-        assert!(failure.contains("is an older copy"), "{failure}");
+        self.voters[host].wait_condition("is an older copy").await;
         self.rejoin(host).await;
     }
 

@@ -127,6 +127,18 @@ impl Voter {
         timeout(HANG, selected).await.unwrap_or_else(late)
     }
 
+    /// Waits until the node says this of itself.
+    pub(crate) async fn wait_condition(&self, expected: &str) {
+        let node = self.node();
+        let said = async {
+            while !node.condition().is_some_and(|condition| condition.contains(expected)) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let late = |_| panic!("{expected}: {:?}: {:?}", node.condition(), node.current_state());
+        timeout(HANG, said).await.unwrap_or_else(late);
+    }
+
     pub(crate) async fn wait_failure_text(&self) -> String {
         error_chain(self.wait_failed().await)
     }
