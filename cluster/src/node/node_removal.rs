@@ -8,11 +8,11 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
 use super::{GoldenTicket, GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
-use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError};
+use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
 use crate::pki::{CaError, ClusterCa, SubjectNames};
 
 /// The time for which a step is tried again: a cluster whose leader was removed elects another one in some seconds.
-const RETRY_WITHIN: Duration = Duration::from_secs(20);
+pub(super) const RETRY_WITHIN: Duration = Duration::from_secs(20);
 /// The pause between these attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
@@ -45,7 +45,7 @@ pub struct NodeRemover {
     tickets: GoldenTicketIssuer,
 }
 
-/// A failure to remove a node. Repeating the call completes what was begun.
+/// A failure to remove or replace a node. Repeating the call completes what was begun.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NodeRemovalError {
@@ -93,26 +93,52 @@ pub enum NodeRemovalError {
         /// The cause.
         source: NodeStoreError,
     },
+    /// The cluster has no peer URL of it, which its successor would get.
+    #[error("the cluster has no address of node {node}: give that of its successor by --address")]
+    NoAddress {
+        /// The node.
+        node: NodeId,
+    },
+    /// It is being replaced by a node at another URL than the given one.
+    #[error(
+        "node {node} is being replaced by one at {successor}: repeat the command without an address, or revoke that \
+         ticket first"
+    )]
+    OtherSuccessor {
+        /// The node.
+        node: NodeId,
+        /// The URL of its successor.
+        successor: PeerUrl,
+    },
+    /// The ticket of its successor could not be issued.
+    #[error("can't issue the ticket of the successor of node {node}")]
+    Successor {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: TicketIssueError,
+    },
 }
 
 impl NodeRemovalError {
     /// Returns whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::ThisNode { .. } | Self::Unknown { .. } => false,
+            Self::ThisNode { .. }
+            | Self::Unknown { .. }
+            | Self::NoAddress { .. }
+            | Self::OtherSuccessor { .. } => false,
             // A refusal names what has to change first.
             Self::Member { source, .. } => matches!(source, MembershipError::Unavailable { .. }),
             Self::Certificates { source, .. } => source.is_retryable(),
-            Self::Ticket { source, .. } => {
-                matches!(source, TicketIssueError::Kv(error) if error.is_retryable())
-            }
+            Self::Ticket { source, .. } | Self::Successor { source, .. } => source.is_retryable(),
             Self::Record { source, .. } => source.is_retryable(),
         }
     }
 }
 
 /// Makes a call that can be repeated, again and again until this time.
-async fn retry_until<T, Attempt: Future<Output = Result<T, NodeRemovalError>>>(
+pub(super) async fn retry_until<T, Attempt: Future<Output = Result<T, NodeRemovalError>>>(
     deadline: Instant,
     call: impl Fn() -> Attempt,
 ) -> Result<T, NodeRemovalError> {
@@ -145,13 +171,13 @@ impl NodeRemover {
     /// # Errors
     /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed.
     pub async fn remove_node(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
-        if self.running.this_member().name.as_deref() == Some(node.as_str()) {
-            return Err(NodeRemovalError::ThisNode { node: node.clone() });
-        }
+        self.check_other(node)?;
         let deadline = Instant::now() + RETRY_WITHIN;
         if !retry_until(deadline, || self.is_known(node)).await? {
             return Err(NodeRemovalError::Unknown { node: node.clone() });
         }
+        // It was to be replaced, and now it is not.
+        retry_until(deadline, || self.forget_replacement(node)).await?;
         for step in RemovalStep::ALL {
             // The first one may have removed the leader.
             retry_until(deadline, || self.run_step(node, step)).await?;
@@ -159,7 +185,30 @@ impl NodeRemover {
         Ok(())
     }
 
-    async fn is_known(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
+    /// Refuses this node.
+    pub(super) fn check_other(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
+        if self.running.this_member().name.as_deref() == Some(node.as_str()) {
+            return Err(NodeRemovalError::ThisNode { node: node.clone() });
+        }
+        Ok(())
+    }
+
+    pub(super) async fn forget_replacement(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
+        let forgotten = self.tickets.forget_replacement(node).await;
+        forgotten.map_err(|source| NodeRemovalError::Ticket { node: node.clone(), source })
+    }
+
+    /// The peer URL of a node, as far as its member or its ticket has it.
+    pub(super) async fn find_peer_url(&self, node: &NodeId) -> Result<Option<PeerUrl>, NodeRemovalError> {
+        let members = self.list_members_of(node).await?;
+        let listed = members.iter().flat_map(|member| &member.peer_urls).find_map(|url| url.parse().ok());
+        if listed.is_some() {
+            return Ok(listed);
+        }
+        Ok(self.list_tickets_of(node).await?.first().map(|ticket| ticket.new_member().url.clone()))
+    }
+
+    pub(super) async fn is_known(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
         let record = self.nodes.load_record(node).await;
         let record = record.map_err(|source| NodeRemovalError::Record { node: node.clone(), source })?;
         Ok(record.is_some()

@@ -20,6 +20,10 @@ const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
 /// Key prefix of the tickets in their namespace.
 const TICKETS_PREFIX: &str = "/golden/";
 
+/// Key prefix, in the same namespace, of the nodes that are being replaced, by the URL of the successor. Such a key is
+/// deleted with the successor's ticket.
+const REPLACED_PREFIX: &str = "/replaces/";
+
 /// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
 ///
 /// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
@@ -95,6 +99,19 @@ pub enum TicketIssueError {
     Record(#[source] NodeStoreError),
 }
 
+impl TicketIssueError {
+    /// Returns whether the same call may succeed later without any other change.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Ca(error) | Self::Revoke(error) => error.is_retryable(),
+            Self::Membership(error) => error.is_retryable(),
+            Self::Kv(error) => error.is_retryable(),
+            Self::Record(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
 impl GoldenTicketIssuer {
     /// Issues tickets of the cluster in which this member takes part. Nodes' names start with `prefix`.
     ///
@@ -122,10 +139,7 @@ impl GoldenTicketIssuer {
         let address: IpAddr =
             url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
         let members = self.running.cluster_members();
-        let is_taken = |member: &crate::consensus::Member| !member.is_learner && member.has_peer_url(url);
-        if list_members(&*members).await?.iter().any(is_taken) {
-            return Err(TicketIssueError::MemberExists { url: url.clone() });
-        }
+        self.check_free(url).await?;
         // Stored before its learner is added: a kill in between leaves a ticket that the next call finds.
         let ticket = match self.load_stored(url).await? {
             Some(ticket) => ticket,
@@ -143,6 +157,15 @@ impl GoldenTicketIssuer {
         let config = ticket.to_config();
         self.tickets.put(ticket_key(url).as_bytes(), &config).await.map_err(TicketIssueError::Kv)?;
         Ok(ticket)
+    }
+
+    /// Refuses a URL at which there is a voter.
+    pub(super) async fn check_free(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
+        let members = list_members(&*self.running.cluster_members()).await?;
+        if members.iter().any(|member| !member.is_learner && member.has_peer_url(url)) {
+            return Err(TicketIssueError::MemberExists { url: url.clone() });
+        }
+        Ok(())
     }
 
     /// Revokes an unused ticket: removes its learner, and revokes its certificate. Returns whether a ticket
@@ -178,18 +201,51 @@ impl GoldenTicketIssuer {
         Ok(has_learner || is_damaged || stored.is_some())
     }
 
-    /// Deletes the ticket of a node that takes part.
+    /// Deletes the ticket of a node that takes part, and whom it replaces.
     pub(crate) async fn delete_ticket(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
-        let keys = KeyRange::single_key(ticket_key(url));
-        self.tickets.delete(keys).await.map(drop).map_err(TicketIssueError::Kv)
+        let both = [ticket_key(url), replaced_key(url)].map(|key| TxnOp::Delete(KeyRange::single_key(key)));
+        let delete = both.into_iter().fold(Txn::new(), Txn::then);
+        self.tickets.txn(delete).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
     /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.
     pub(super) async fn delete_tickets_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
         for ticket in self.list_tickets_of(node).await? {
-            self.delete_ticket(&ticket.new_member().url).await?;
+            // Its successor may get the same URL.
+            self.delete_key(ticket_key(&ticket.new_member().url)).await?;
         }
         Ok(())
+    }
+
+    /// Records that a node is being replaced by the one at this URL, as long as that one has not joined.
+    pub(super) async fn record_replacement(
+        &self,
+        node: &NodeId,
+        successor: &PeerUrl,
+    ) -> Result<(), TicketIssueError> {
+        let put = self.tickets.put(replaced_key(successor).as_bytes(), node.as_str().as_bytes()).await;
+        put.map(drop).map_err(TicketIssueError::Kv)
+    }
+
+    /// The URL of the successor of a node that is being replaced.
+    pub(super) async fn find_replacement(&self, node: &NodeId) -> Result<Option<PeerUrl>, TicketIssueError> {
+        let all =
+            self.tickets.range(KeyRange::prefix(REPLACED_PREFIX)).await.map_err(TicketIssueError::Kv)?;
+        let of_node = all.kvs.into_iter().find(|kv| kv.value == node.as_str().as_bytes());
+        let host = of_node.and_then(|kv| String::from_utf8(kv.key).ok());
+        Ok(host.and_then(|key| format!("https://{}", key.strip_prefix(REPLACED_PREFIX)?).parse().ok()))
+    }
+
+    /// Forgets that a node is being replaced.
+    pub(super) async fn forget_replacement(&self, node: &NodeId) -> Result<(), TicketIssueError> {
+        match self.find_replacement(node).await? {
+            Some(successor) => self.delete_key(replaced_key(&successor)).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn delete_key(&self, key: String) -> Result<(), TicketIssueError> {
+        self.tickets.delete(KeyRange::single_key(key)).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
     /// The tickets of a node that are still stored.
@@ -272,4 +328,8 @@ fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssu
 
 fn ticket_key(url: &PeerUrl) -> String {
     format!("{TICKETS_PREFIX}{}", url.as_str().trim_start_matches("https://"))
+}
+
+fn replaced_key(successor: &PeerUrl) -> String {
+    format!("{REPLACED_PREFIX}{}", successor.as_str().trim_start_matches("https://"))
 }

@@ -4,6 +4,7 @@ mod enrolment_config;
 mod local_names;
 mod records;
 mod removal;
+mod replacement;
 mod tickets;
 pub(crate) mod unlock_keys;
 

@@ -19,7 +19,7 @@ async fn certified(cluster: &MemoryCluster) -> BTreeSet<String> {
 }
 
 /// Records, members and valid certificates are of these nodes, and of no other.
-async fn assert_nodes(cluster: &MemoryCluster, nodes: &[&NodeId]) {
+pub(super) async fn assert_nodes(cluster: &MemoryCluster, nodes: &[&NodeId]) {
     let nodes: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
     let records = cluster.first.list_records().await.into_iter().map(|stored| stored.id.to_string());
     assert_eq!(records.collect::<BTreeSet<_>>(), nodes, "records");
