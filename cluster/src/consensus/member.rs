@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 
 use async_trait::async_trait;
 
-use super::{InvalidName, MemberName, MembershipError, PeerUrl};
+use super::{ClusterAccess, InvalidName, MemberName, MembershipError, PeerUrl};
 
 /// A member's id, assigned by the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,6 +133,13 @@ pub trait ClusterMembers: Debug + Send + Sync {
     /// # Errors
     /// [`MembershipError::QuorumLoss`], and those of [`list_members`](Self::list_members).
     async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError>;
+
+    /// Hands over to another voter: the leadership, if this member leads, and what this member would do with the cluster.
+    /// The returned access outlives this member, also its removal.
+    ///
+    /// # Errors
+    /// [`MembershipError::QuorumLoss`] if there is no other voter, and those of [`list_members`](Self::list_members).
+    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError>;
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
-use super::{GoldenTicket, GoldenTicketIssuer, NodeId, NodeStore, NodeStoreError, TicketIssueError};
+use super::{
+    GoldenTicket, GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError,
+};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
 use crate::pki::{CaError, ClusterCa, SubjectNames};
 
@@ -33,9 +35,12 @@ pub enum RemovalStep {
 impl RemovalStep {
     /// All steps, in their order.
     pub const ALL: [RemovalStep; 4] = [Self::Member, Self::Certificates, Self::Ticket, Self::Record];
+
+    /// The order in which a node leaves by itself: without its certificates, it could do no more.
+    pub const LEAVING: [RemovalStep; 4] = [Self::Member, Self::Ticket, Self::Record, Self::Certificates];
 }
 
-/// Takes nodes out of the cluster: a node that runs, is dead, or leads it, but not the node that does this.
+/// Takes nodes out of the cluster: another one that runs, is dead, or leads it, or this one.
 ///
 /// What is left of a node is its own journal: a removal that was interrupted is completed by another, on any node.
 #[derive(Clone)]
@@ -50,10 +55,31 @@ pub struct NodeRemover {
 #[non_exhaustive]
 pub enum NodeRemovalError {
     /// A node can't remove itself: with its member, it loses the access to everything else that it has in the cluster.
-    #[error("node {node} is this node: remove it on another member of the cluster")]
+    #[error("node {node} is this node: type `nodectl cluster leave`, or remove it on another member")]
     ThisNode {
         /// The node.
         node: NodeId,
+    },
+    /// The cluster would have no voter.
+    #[error(
+        "node {node} is the last voter of its cluster, which would be lost with it: to give it up, type `nodectl reset`"
+    )]
+    LastNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// This node's member has no name of a node, or could not hand over to another one.
+    #[error("can't hand over to another member of the cluster")]
+    HandOver(#[source] MembershipError),
+    /// Its member was removed, and it could not remove the rest.
+    #[error(
+        "this node is no member any more, and could not remove the rest: on another member, type `nodectl cluster remove {node}`"
+    )]
+    LeftBehind {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: Box<NodeRemovalError>,
     },
     /// The cluster has neither a member, nor a record, nor a ticket, nor a valid certificate of it.
     #[error("the cluster has no node {node}: see the list of members")]
@@ -125,11 +151,15 @@ impl NodeRemovalError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::ThisNode { .. }
+            | Self::LastNode { .. }
+            | Self::LeftBehind { .. }
             | Self::Unknown { .. }
             | Self::NoAddress { .. }
             | Self::OtherSuccessor { .. } => false,
             // A refusal names what has to change first.
-            Self::Member { source, .. } => matches!(source, MembershipError::Unavailable { .. }),
+            Self::Member { source, .. } | Self::HandOver(source) => {
+                matches!(source, MembershipError::Unavailable { .. })
+            }
             Self::Certificates { source, .. } => source.is_retryable(),
             Self::Ticket { source, .. } | Self::Successor { source, .. } => source.is_retryable(),
             Self::Record { source, .. } => source.is_retryable(),
@@ -183,6 +213,46 @@ impl NodeRemover {
             retry_until(deadline, || self.run_step(node, step)).await?;
         }
         Ok(())
+    }
+
+    /// Takes this node out of the cluster, by another voter: as [`remove_node`](Self::remove_node), after the leadership is moved
+    /// there. Returns its name.
+    ///
+    /// # Errors
+    /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed; from then on,
+    /// [`NodeRemovalError::LeftBehind`], and another node completes it.
+    pub async fn leave(&self) -> Result<NodeId, NodeRemovalError> {
+        let name = self.running.this_member().name.as_deref().unwrap_or_default();
+        let node: NodeId = name.parse().map_err(|error: InvalidNodeId| {
+            NodeRemovalError::HandOver(MembershipError::Rejected {
+                operation: "find this node's name",
+                source: error.into(),
+            })
+        })?;
+        let deadline = Instant::now() + RETRY_WITHIN;
+        let elsewhere = retry_until(deadline, || self.hand_over(&node)).await?;
+        for step in RemovalStep::LEAVING {
+            let done = retry_until(deadline, || elsewhere.run_step(&node, step)).await;
+            done.map_err(|error| match step {
+                RemovalStep::Member => error,
+                _ => NodeRemovalError::LeftBehind { node: node.clone(), source: Box::new(error) },
+            })?;
+        }
+        Ok(node)
+    }
+
+    /// The same work, done by another voter.
+    async fn hand_over(&self, node: &NodeId) -> Result<NodeRemover, NodeRemovalError> {
+        let access = self.running.cluster_members().hand_over().await.map_err(|error| match error {
+            MembershipError::QuorumLoss => NodeRemovalError::LastNode { node: node.clone() },
+            other => NodeRemovalError::HandOver(other),
+        })?;
+        NodeRemover::new(access).map_err(|error| {
+            NodeRemovalError::HandOver(MembershipError::Rejected {
+                operation: "open the namespaces of the cluster",
+                source: error.into(),
+            })
+        })
     }
 
     /// Refuses this node.

@@ -103,6 +103,12 @@ const SOAKS: &[Soak] = &[
     ("cluster-stalls", Tests("nodekeel-cluster it whose_disk_stalls"), ""),
     // Three members upgraded one by one from Debian's etcd over 3.5 and 3.6 to the newest, under load.
     ("cluster-upgrade", Tests("nodekeel-cluster it upgrade::"), ""),
+    // Voters replaced by others, each with a kill in a step of the replacement.
+    (
+        "cluster-replaces",
+        Tests("nodekeel-cluster it a_replacement_killed_at_any_step_ends_with_one_successor"),
+        "NODEKEEL_REPLACES=20",
+    ),
     // provisionerd killed at each moment of a volume's life, on a real API server; then an import, publications of
     // capacity, a mounter and a store.
     ("volume-kills", Tests("provisionerd it crash::a_daemon_killed"), "NODEKEEL_VOLUME_KILLS=20"),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use nodekeel_node::v1::{
     self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    MembersRequest, RemoveNodeRequest, WithdrawGoldenTicketRequest,
+    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
 use zeroize::Zeroizing;
@@ -61,6 +61,16 @@ pub(crate) enum ClusterCommand {
     /// Also a node that is dead, or that leads. Removes its member, revokes its certificates, and deletes its record. Repeat it
     /// after an interruption. Refused where the others would lose quorum.
     Remove(RemoveArgs),
+    /// Replace another node by a new one
+    ///
+    /// Removes the node as `remove` does, and writes the join ticket of its successor. Repeat it after an interruption: it writes
+    /// the same ticket until the successor has joined. This node must allow tickets (cluster.golden_tickets).
+    Replace(ReplaceArgs),
+    /// Take this node out of its cluster
+    ///
+    /// Also the leader, which hands over first. The node has left when this ends. Refused for the last voter, and where the others
+    /// would lose quorum.
+    Leave,
     /// Create or revoke join tickets
     #[command(subcommand)]
     Ticket(TicketCommand),
@@ -83,6 +93,21 @@ pub(crate) enum TicketCommand {
 pub(crate) struct RemoveArgs {
     /// Name in `nodectl cluster members`
     node: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplaceArgs {
+    /// Name in `nodectl cluster members`
+    node: String,
+    /// Address of the successor; default: the node's
+    #[arg(long)]
+    address: Option<IpAddr>,
+    /// Peer port of the successor; default: this node's
+    #[arg(long, requires = "address", default_value_t = 0, hide_default_value = true)]
+    port: u16,
+    /// Output file; must not exist
+    #[arg(long)]
+    file: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -222,6 +247,20 @@ struct RemovedNodeView {
 }
 
 #[derive(Debug, Serialize)]
+struct LeftView {
+    left: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ReplacedNodeView {
+    removed: String,
+    /// The successor.
+    node: String,
+    url: String,
+    file: String,
+}
+
+#[derive(Debug, Serialize)]
 struct RevokedTicketView {
     url: String,
 }
@@ -239,6 +278,8 @@ impl ClusterCommand {
             Self::Defragment => defragment(api, printer).await,
             Self::Disarm => disarm(api, printer).await,
             Self::Remove(args) => remove_node(api, args, printer).await,
+            Self::Replace(args) => replace_node(api, args, printer).await,
+            Self::Leave => leave(api, printer).await,
             Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
             Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
         }
@@ -378,22 +419,52 @@ async fn remove_node(
     printer.print_result(&RemovedNodeView { removed: args.node }, &text)
 }
 
+async fn leave(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.raise_timeout(REMOVE_TIMEOUT);
+    let left = api.call(async |client| client.leave(LeaveRequest {}).await).await?.node;
+    let text = format!(
+        "node {} has left its cluster; `nodectl reset` makes it a new node, which joins by another ticket",
+        escape_control(&left)
+    );
+    printer.print_result(&LeftView { left }, &text)
+}
+
+async fn replace_node(
+    api: &mut ApiClient,
+    args: ReplaceArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    api.raise_timeout(REMOVE_TIMEOUT);
+    let ReplaceArgs { node: removed, address, port, file } = args;
+    let address = address.map(|address| address.to_string()).unwrap_or_default();
+    let request = ReplaceNodeRequest { node: removed.clone(), address, port: port.into() };
+    let (node, url) = write_ticket(&file, async || {
+        let response = api.call(async |client| client.replace_node(request).await).await?;
+        Ok(((response.node, response.url), Zeroizing::new(response.enrolment)))
+    })
+    .await?;
+    let file = file.display().to_string();
+    if printer.is_json {
+        return Ok(printer.print_json(&ReplacedNodeView { removed, node, url, file })?);
+    }
+    printer.print_line(&format!(
+        "node {} removed; wrote join ticket for its successor {} ({}) to {file}; it contains private keys",
+        escape_control(&removed),
+        escape_control(&node),
+        escape_control(&url)
+    ))?;
+    let hint = "if the successor is the same machine: `nodectl reset` there first; then copy the ticket to it, as \
+                esp/enrolment.pb below its data directory";
+    Ok(printer.print_line(hint)?)
+}
+
 async fn create_ticket(
     api: &mut ApiClient,
     args: CreateTicketArgs,
     printer: &mut Printer,
 ) -> Result<(), CommandError> {
     let CreateTicketArgs { golden: _, address, port, file } = args;
-    // Create the file before the cluster reserves a place for the member.
-    let mut ticket =
-        create_private_file(&file).map_err(|source| CommandError::File { path: file.clone(), source })?;
-    let response = request_ticket(api, address, port).await;
-    let written = response.and_then(|(node, enrolment)| {
-        ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
-        Ok(node)
-    });
-    // A file without a ticket is removed: the next attempt needs its name.
-    let node = written.inspect_err(|_| _ = std::fs::remove_file(&file))?;
+    let node = write_ticket(&file, async || request_ticket(api, address, port).await).await?;
     let file = file.display().to_string();
     if printer.is_json {
         return Ok(printer.print_json(&TicketView { node, address: address.to_string(), file })?);
@@ -405,6 +476,22 @@ async fn create_ticket(
     let hint =
         "copy it to that node only, before its first start, as esp/enrolment.pb below its data directory";
     Ok(printer.print_line(hint)?)
+}
+
+/// Writes a ticket to a new file, and returns the rest of the answer.
+async fn write_ticket<T>(
+    file: &Path,
+    request: impl AsyncFnOnce() -> Result<(T, Zeroizing<Vec<u8>>), CommandError>,
+) -> Result<T, CommandError> {
+    // Create the file before the cluster changes anything.
+    let mut ticket =
+        create_private_file(file).map_err(|source| CommandError::File { path: file.to_owned(), source })?;
+    let written = request().await.and_then(|(answer, enrolment)| {
+        ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
+        Ok(answer)
+    });
+    // A file without a ticket is removed: the next attempt needs its name.
+    written.inspect_err(|_| _ = std::fs::remove_file(file))
 }
 
 async fn revoke_ticket(

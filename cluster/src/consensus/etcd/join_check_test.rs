@@ -7,7 +7,7 @@ use super::super::join_claim::JoinClaim;
 use super::*;
 use crate::consensus::kv::KeyRange;
 use crate::consensus::memory::MemoryKv;
-use crate::consensus::{MembershipError, NewMember};
+use crate::consensus::{ClusterAccess, MembershipError, NewMember};
 use crate::pki::{CertificateSpec, ClusterCa, PendingCa};
 
 const ADDRESS: &str = "192.0.2.3";
@@ -29,6 +29,10 @@ impl ClusterMembers for ListedCluster {
 
     async fn promote_member(&self, _: MemberId) -> Result<(), MembershipError> {
         unreachable!("a joining member promotes none")
+    }
+
+    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+        unreachable!()
     }
 
     async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {

@@ -1,18 +1,23 @@
 //! The list of members, from etcd.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client as api;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::convert::{self, CALL_TIMEOUT, membership_error};
+use super::health::STATUS_TIMEOUT;
 use super::kv::EtcdKv;
 use super::peer_client::PeerClient;
 use crate::consensus::kv::{KeyRange, KvError, KvStore as _};
-use crate::consensus::{ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl};
+use crate::consensus::{
+    ClusterAccess, ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl,
+};
 
 /// Key prefix of learners that have announced their start, by id. A key is deleted with the promotion.
 pub(super) const LEARNERS: &str = "/etcd-learners/";
@@ -87,11 +92,42 @@ impl EtcdMembers {
 
     /// Returns whether this node's member leads the cluster, as far as it knows.
     pub(super) async fn is_leader(&self) -> Result<bool, MembershipError> {
+        let (this, leader) = self.this_and_leader().await?;
+        Ok(this == leader)
+    }
+
+    /// The ids of this node's member and of the leader, as far as it knows.
+    async fn this_and_leader(&self) -> Result<(MemberId, MemberId), MembershipError> {
         const OPERATION: &str = "read the member's status";
         let mut client = self.kv.client.maintenance_client();
         let status = self.call(OPERATION, client.status()).await?;
         let status = status.map_err(|error| membership_error(OPERATION, error))?;
-        Ok(status.header().is_some_and(|header| header.member_id() == status.leader()))
+        let this = status.header().map_or(0, api::ResponseHeader::member_id);
+        Ok((MemberId(this), MemberId(status.leader())))
+    }
+
+    /// The voter that answers and has applied the most, with a client of it. This member is none.
+    async fn find_successor(&self, this: MemberId) -> Result<(Member, api::Client), MembershipError> {
+        const OPERATION: &str = "reach another voting member";
+        let Some(peer_client) = &self.peer_client else { return Err(MembershipError::QuorumLoss) };
+        let mut client = self.kv.client.cluster_client();
+        let listed = self.call(OPERATION, client.member_list()).await?;
+        let listed = listed.map_err(|error| membership_error(OPERATION, error))?;
+        let others = listed.members().iter().filter(|member| !member.is_learner() && member.id() != this.0);
+        let asked = others.map(async |member| {
+            let url = member.client_urls().first()?;
+            let client = peer_client.grpc_client(member.name(), url).await.ok()?;
+            let mut maintenance = client.maintenance_client();
+            let status = timeout(STATUS_TIMEOUT, maintenance.status()).await.ok()?.ok()?;
+            Some((status.raft_applied_index(), list_entry(member), client))
+        });
+        let asked: Vec<_> = join_all(asked).await;
+        if asked.is_empty() {
+            return Err(MembershipError::QuorumLoss);
+        }
+        let best = asked.into_iter().flatten().max_by_key(|(applied, ..)| *applied);
+        let none = || MembershipError::Unavailable { operation: OPERATION, source: "none answers".into() };
+        best.map(|(_, member, client)| (member, client)).ok_or_else(none)
     }
 
     /// Makes a change of members, again and again while etcd finds the cluster unhealthy.
@@ -206,6 +242,26 @@ impl ClusterMembers for EtcdMembers {
             }
             _ => Ok(()),
         }
+    }
+
+    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+        const OPERATION: &str = "move the leadership to another member";
+        // Its own list, and that of the others, has all that was agreed on.
+        self.catch_up().await?;
+        let (this, leader) = self.this_and_leader().await?;
+        let (successor, client) = self.find_successor(this).await?;
+        if this == leader {
+            let mut maintenance = self.kv.client.maintenance_client();
+            let moved = self.call(OPERATION, maintenance.move_leader(successor.id.0)).await?;
+            moved.map_err(|error| MembershipError::Unavailable {
+                operation: OPERATION,
+                source: error.into(),
+            })?;
+        }
+        // Of its own: this member's handles end with its run.
+        let kv = EtcdKv::new(client, CancellationToken::new());
+        let members = EtcdMembers { kv: kv.clone(), peer_client: self.peer_client.clone() };
+        Ok(ClusterAccess::new(successor, Arc::new(kv), Arc::new(members)))
     }
 }
 

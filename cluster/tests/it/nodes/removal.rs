@@ -101,7 +101,10 @@ async fn a_node_that_is_this_one_unknown_or_the_last_voter_is_not_removed() {
     let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
     let remover = cluster.first.node.node_remover().expect("a running node");
     let refused = remover.remove_node(&first).await.expect_err("it removed itself");
-    assert!(refused.to_string().contains("is this node: remove it on another member"), "{refused}");
+    assert!(
+        refused.to_string().contains("`nodectl cluster leave`, or remove it on another member"),
+        "{refused}"
+    );
     let unknown: NodeId = "nodekeel-00112233445566778899aabbccddeeff".parse().expect("a name");
     let refused = remover.remove_node(&unknown).await.expect_err("nobody was removed");
     assert!(matches!(refused, NodeRemovalError::Unknown { .. }), "{refused:?}");
@@ -111,6 +114,32 @@ async fn a_node_that_is_this_one_unknown_or_the_last_voter_is_not_removed() {
         matches!(refused, NodeRemovalError::Member { source: MembershipError::QuorumLoss, .. }),
         "{refused:?}"
     );
+    assert_nodes(&cluster, &[&first]).await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_is_out_of_its_cluster_and_a_kill_after_any_step_leaves_the_rest_to_another() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    for killed_after in 1..=RemovalStep::LEAVING.len() {
+        let (joiner, _) = cluster.invite("192.0.2.2").await;
+        let (run, joined) = joiner.run_to_running().await;
+        if killed_after == RemovalStep::LEAVING.len() {
+            let left = run.node.node_remover().expect("a running node").leave().await.expect("left");
+            assert_eq!(left, joined.node_id);
+        } else {
+            let remover = cluster.first.node.node_remover().expect("a running node");
+            for step in &RemovalStep::LEAVING[..killed_after] {
+                remover.run_step(&joined.node_id, *step).await.expect("a step");
+            }
+            remover.remove_node(&joined.node_id).await.expect("removed");
+        }
+        assert_nodes(&cluster, &[&first]).await;
+        run.stop().await;
+    }
+    let refused = cluster.first.node.node_remover().expect("a running node").leave().await;
+    assert!(matches!(refused, Err(NodeRemovalError::LastNode { .. })), "{refused:?}");
     assert_nodes(&cluster, &[&first]).await;
     cluster.stop().await;
 }

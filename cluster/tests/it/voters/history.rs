@@ -25,7 +25,7 @@ const DEFAULT_OPS: usize = 2000;
 /// There is at least one fault for so many operations.
 const OPS_PER_FAULT: usize = 1000;
 /// Replays the order of the faults; how they meet the operations is up to the machine.
-const SEED_ENV: &str = "NODEKEEL_SEED";
+pub(super) const SEED_ENV: &str = "NODEKEEL_SEED";
 /// Writers, each with a key, and as many readers.
 const KEYS: usize = 6;
 /// The timeout of an operation: its outcome is unknown then.
@@ -118,24 +118,33 @@ async fn continue_later() {
     sleep(Duration::from_millis(20)).await;
 }
 
+/// The numbers of a seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn from_seed(seed: u64) -> Random {
+        Random(seed | 1)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> usize {
+        // xorshift64*. *Source:* Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016.
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end) as usize
+    }
+}
+
 /// The voters and what happens to them.
 struct Nemesis {
     voters: Vec<Voter>,
     clients: Arc<Clients>,
-    random: u64,
+    random: Random,
     faults: [u32; 7],
     refusals: u32,
 }
 
 impl Nemesis {
-    fn pick(&mut self, below: u64) -> usize {
-        // xorshift64. *Source:* Marsaglia, "Xorshift RNGs", 2003.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % below) as usize
-    }
-
     fn start(&mut self, host: usize) {
         self.voters[host].start();
         self.clients.nodes.lock().unwrap()[host] = Some(self.voters[host].node());
@@ -163,7 +172,7 @@ impl Nemesis {
     }
 
     async fn strike(&mut self) {
-        let (fault, host) = (self.pick(7), self.pick(3));
+        let (fault, host) = (self.random.below(7), self.random.below(3));
         self.faults[fault] += 1;
         match fault {
             0 => {
@@ -285,7 +294,7 @@ fn with_stale_read(mut history: Vec<Op>) -> Vec<Op> {
     history
 }
 
-fn number_from(name: &str) -> Option<u64> {
+pub(super) fn number_from(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: {text}")))
 }
 
@@ -317,8 +326,13 @@ async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
         running.spawn(Arc::clone(&clients).read(key));
     }
     let started_at = Instant::now();
-    let mut nemesis =
-        Nemesis { voters, clients: Arc::clone(&clients), random: seed | 1, faults: [0; 7], refusals: 0 };
+    let mut nemesis = Nemesis {
+        voters,
+        clients: Arc::clone(&clients),
+        random: Random::from_seed(seed),
+        faults: [0; 7],
+        refusals: 0,
+    };
     // The worst one happens in every history.
     nemesis.lose_disk(2).await;
     nemesis.faults[3] += 1;

@@ -5,4 +5,5 @@ mod health;
 mod history;
 mod joins;
 mod membership;
+mod replacement;
 mod voter;

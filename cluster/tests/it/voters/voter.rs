@@ -15,6 +15,7 @@ use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_CLIENT_PORT, DEFAULT_PE
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
+use nodekeel_cluster::node::GoldenTicket;
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
@@ -202,7 +203,19 @@ impl Voter {
                 async move { node.ticket_issuer()?.issue_ticket(&url).await.map_err(Failure::from) };
             from.on_host(issuing).await
         });
-        self.fixture.give_ticket(&ticket.await);
+        self.take_ticket(&ticket.await);
+    }
+
+    /// Puts this ticket where the node looks for it.
+    pub(crate) fn take_ticket(&self, ticket: &GoldenTicket) {
+        self.fixture.give_ticket(ticket);
+    }
+
+    /// Its disks are empty, and the ticket is gone, too.
+    pub(crate) fn reset(&self) {
+        assert!(self.running.is_none());
+        ["esp", "data"].iter().for_each(|name| std::fs::remove_dir_all(self.path(name)).unwrap());
+        create_disks(self.fixture.disks.path());
     }
 
     /// The disk is replaced by an empty one; the ticket is still there.

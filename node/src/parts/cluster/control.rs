@@ -13,7 +13,9 @@ use nodekeel_cluster::consensus::{
 use nodekeel_cluster::enrolment::{
     BootstrapRefusal, ClusterNode, EnrolmentPhase, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause,
 };
-use nodekeel_cluster::node::{GoldenTicketIssuer, NodeId, NodeRemovalError, TicketIssueError};
+use nodekeel_cluster::node::{
+    GoldenTicketIssuer, NodeId, NodeRemovalError, NodeRemover, NodeReplacer, TicketIssueError,
+};
 use tonic::{Code, Status};
 
 use super::warnings::{present_warnings, warning_text};
@@ -182,20 +184,62 @@ fn wire_facts(facts: MemberFacts) -> v1::MemberFacts {
 
 /// Removes another node. It goes on if the client disconnects: half a removal helps nobody.
 pub(crate) async fn remove_node(cluster: &ClusterNode, node: &str) -> Result<v1::RemoveNodeResponse, Status> {
-    let node: NodeId = node.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-    let remover = cluster.node_remover().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
-    let name = node.to_string();
+    let (node, remover) = (parse_node(node)?, node_remover(cluster)?);
+    let command = format!("nodectl cluster remove {node}");
     let removed = tokio::spawn(async move { remover.remove_node(&node).await }).await;
     let removed = removed.map_err(|error| Status::internal(error.to_string()))?;
     removed
         .map(|()| v1::RemoveNodeResponse {})
-        .map_err(|error| removal_status(&error, &name, cluster.condition().as_deref()))
+        .map_err(|error| removal_status(&error, &command, cluster.condition().as_deref()))
 }
 
-fn removal_status(error: &NodeRemovalError, node: &str, condition: Option<&str>) -> Status {
+/// Replaces another node. It goes on if the client disconnects, and the repeated command gets the ticket.
+pub(crate) async fn replace_node(
+    cluster: &ClusterNode,
+    config: &NodedConfig,
+    request: v1::ReplaceNodeRequest,
+) -> Result<v1::ReplaceNodeResponse, Status> {
+    let node = parse_node(&request.node)?;
+    let replacer = NodeReplacer::new(node_remover(cluster)?, ticket_issuer(cluster)?);
+    let successor = match request.address.as_str() {
+        "" => None,
+        address => Some(peer_url(config, address, request.port)?),
+    };
+    let command = format!("nodectl cluster replace {node} --file FILE");
+    let replaced = tokio::spawn(async move { replacer.replace_node(&node, successor.as_ref()).await }).await;
+    let replaced = replaced.map_err(|error| Status::internal(error.to_string()))?;
+    let ticket =
+        replaced.map_err(|error| removal_status(&error, &command, cluster.condition().as_deref()))?;
+    Ok(v1::ReplaceNodeResponse {
+        enrolment: ticket.to_config().to_vec(),
+        node: ticket.node_id().to_string(),
+        url: ticket.new_member().url.to_string(),
+    })
+}
+
+/// Takes this node out of its cluster. It goes on if the client disconnects.
+pub(crate) async fn leave(cluster: &ClusterNode) -> Result<v1::LeaveResponse, Status> {
+    let remover = node_remover(cluster)?;
+    let left = tokio::spawn(async move { remover.leave().await }).await;
+    let left = left.map_err(|error| Status::internal(error.to_string()))?;
+    let node = left
+        .map_err(|error| removal_status(&error, "nodectl cluster leave", cluster.condition().as_deref()))?;
+    Ok(v1::LeaveResponse { node: node.to_string() })
+}
+
+fn parse_node(node: &str) -> Result<NodeId, Status> {
+    node.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))
+}
+
+fn node_remover(cluster: &ClusterNode) -> Result<NodeRemover, Status> {
+    cluster.node_remover().map_err(|error| Status::failed_precondition(error_chain(&error)))
+}
+
+/// `command` completes what was begun.
+fn removal_status(error: &NodeRemovalError, command: &str, condition: Option<&str>) -> Status {
     let mut text = error_chain(error);
     if error.is_retryable() {
-        text.push_str(&format!("; repeat `nodectl cluster remove {node}`, which completes what was begun"));
+        text.push_str(&format!("; repeat `{command}`, which completes what was begun"));
     }
     Status::new(removal_error_code(error), add_condition(text, condition))
 }
@@ -203,9 +247,13 @@ fn removal_status(error: &NodeRemovalError, node: &str, condition: Option<&str>)
 fn removal_error_code(error: &NodeRemovalError) -> Code {
     let retry = |is_retryable| if is_retryable { Code::Aborted } else { Code::Internal };
     match error {
-        NodeRemovalError::Member { source, .. } => membership_error_code(source),
+        NodeRemovalError::Member { source, .. } | NodeRemovalError::HandOver(source) => {
+            membership_error_code(source)
+        }
         NodeRemovalError::Certificates { source, .. } => retry(source.is_retryable()),
-        NodeRemovalError::Ticket { source, .. } => ticket_error_code(source),
+        NodeRemovalError::Ticket { source, .. } | NodeRemovalError::Successor { source, .. } => {
+            ticket_error_code(source)
+        }
         NodeRemovalError::Record { source, .. } => retry(source.is_retryable()),
         _ => Code::FailedPrecondition,
     }
@@ -368,9 +416,10 @@ mod tests {
         let node: NodeId = name.parse().unwrap();
         let source = KvError::Unavailable { operation: "read", source: "leader changed".into() };
         let source = CaError::Store { operation: "read the CA", source };
+        let command = format!("nodectl cluster remove {name}");
         let failed = removal_status(
             &NodeRemovalError::Certificates { node: node.clone(), source },
-            name,
+            &command,
             Some("waits for a leader"),
         );
         assert_eq!(failed.code(), Code::Aborted);
@@ -381,7 +430,7 @@ mod tests {
             "{failed}"
         );
         let refused = NodeRemovalError::Member { node, source: MembershipError::QuorumLoss };
-        let refused = removal_status(&refused, name, None);
+        let refused = removal_status(&refused, &command, None);
         assert!(!refused.message().contains("repeat"), "{refused}");
     }
 

@@ -469,6 +469,22 @@ impl Control for ControlService {
         Ok(Response::new(cluster::remove_node(&self.cluster()?, &request.node).await?))
     }
 
+    async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveResponse>, Status> {
+        self.record_action(request, |_| (CLUSTER_DN, "leaving the cluster".to_owned()));
+        Ok(Response::new(cluster::leave(&self.cluster()?).await?))
+    }
+
+    async fn replace_node(
+        &self,
+        request: Request<v1::ReplaceNodeRequest>,
+    ) -> Result<Response<v1::ReplaceNodeResponse>, Status> {
+        let request = self
+            .record_action(request, |request| (CLUSTER_DN, format!("replacement of node {}", request.node)));
+        Ok(Response::new(
+            cluster::replace_node(&self.cluster()?, &self.running.plan().config, request).await?,
+        ))
+    }
+
     async fn images(
         &self,
         request: Request<v1::ImagesRequest>,
