@@ -66,6 +66,15 @@ pub enum JoinRefusal {
     },
 }
 
+/// Key prefix of invitations, by the member's name, each with its peer URL.
+pub(crate) const INVITATIONS: &str = "/etcd-invitations/";
+
+/// The key of a member's invitation. It exists as long as the member's ticket is unused: with it, a member adds itself to the
+/// cluster. So a ticket takes no place in the list before its node is there, and any number of tickets may be unused.
+pub(crate) fn invitation_key(name: &str) -> Vec<u8> {
+    format!("{INVITATIONS}{name}").into_bytes()
+}
+
 /// Decides whether this member may start without data. The list must be one that a majority has confirmed: an
 /// older one may lack a start or a promotion.
 #[cfg(any(feature = "etcd", feature = "memory"))]

@@ -15,7 +15,7 @@ mod condition;
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-mod join;
+pub(crate) mod join;
 pub mod kv;
 mod maintenance;
 mod member;

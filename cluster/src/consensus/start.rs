@@ -28,7 +28,7 @@ pub enum StartMode {
     ///
     /// It resumes an earlier start in this mode, and rejects what any other mode has left.
     NewCluster,
-    /// A cluster that has added it as a learner, and has issued its credentials.
+    /// A cluster that has invited it or added it as a learner, and has issued its credentials.
     ///
     /// It resumes an earlier start with the same credentials.
     ExistingCluster {
@@ -50,7 +50,7 @@ impl StartOptions {
         StartOptions { name, address, mode: StartMode::NewCluster }
     }
 
-    /// Joins a cluster that lists this member as a learner.
+    /// Joins a cluster that has invited this member, or lists it as a learner.
     pub fn join_cluster(
         name: MemberName,
         address: IpAddr,

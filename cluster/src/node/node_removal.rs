@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the steps of one operation")]
 pub enum RemovalStep {
-    /// Remove its member: the only step that the cluster may refuse, and so the first.
+    /// Withdraw its invitation, and remove its member: the only step that the cluster may refuse, and so the first.
     Member,
     /// Revoke its certificates.
     Certificates,
@@ -325,6 +325,9 @@ impl NodeRemover {
         let id = || node.clone();
         match step {
             RemovalStep::Member => {
+                // Before: a node that has not joined yet would add itself again.
+                let withdrawn = self.tickets.withdraw_invitation_of(node).await;
+                withdrawn.map_err(|source| NodeRemovalError::Ticket { node: id(), source })?;
                 let members = self.running.cluster_members();
                 for member in self.list_members_of(node).await? {
                     let removed = members.remove_member(member.id).await;

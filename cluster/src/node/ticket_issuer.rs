@@ -8,10 +8,9 @@ use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, PkiError, Priv
 use thiserror::Error;
 
 use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketError, TicketParts};
+use crate::consensus::join::{INVITATIONS, invitation_key};
 use crate::consensus::kv::{Compare, KeyRange, KvError, KvStore, Txn, TxnOp};
-use crate::consensus::{
-    ClusterAccess, ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl,
-};
+use crate::consensus::{ClusterAccess, ClusterMembers, InvalidName, MembershipError, Peer, PeerUrl};
 use crate::pki::{CaError, CertificateSpec, ClusterCa};
 
 /// The namespace of unused tickets: module and namespace.
@@ -27,13 +26,13 @@ const REPLACED_PREFIX: &str = "/replaces/";
 /// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
 ///
 /// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
-/// request for the same URL, also after a call that was killed, returns a ticket of the same node, and the
-/// cluster has one learner for it. The CA's private key is stored there, too.
+/// request for the same URL, also after a call that was killed, returns a ticket of the same node. The CA's private key is
+/// stored there, too. The node adds itself to the list of members when it joins.
 ///
 /// # Contract
 /// - [`issue_ticket`](Self::issue_ticket) for a peer URL returns a ticket of the same node until that node
 ///   has joined.
-/// - One ticket at a time is unused: the cluster accepts one learner.
+/// - Any number of tickets may be unused. Their nodes join one after the other.
 #[derive(Clone)]
 pub struct GoldenTicketIssuer {
     running: ClusterAccess,
@@ -76,8 +75,8 @@ pub enum TicketIssueError {
     /// The cluster's CA could not be loaded, or could not revoke a certificate. A retry may help.
     #[error("can't revoke the member's certificate")]
     Revoke(#[source] CaError),
-    /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), for
-    /// example while the cluster has another learner, a later retry helps.
+    /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), a later retry
+    /// helps.
     #[error("can't read or change the cluster's list of members")]
     Membership(#[source] MembershipError),
     /// The tickets in the cluster could not be read or written. A retry may help.
@@ -130,8 +129,7 @@ impl GoldenTicketIssuer {
         Ok(Self { running, tickets, nodes, prefix: prefix.into() })
     }
 
-    /// Issues a ticket for a node that the others will reach at this URL, and adds its learner to the
-    /// cluster.
+    /// Issues a ticket for a node that the others will reach at this URL, and invites its member.
     ///
     /// # Errors
     /// [`TicketIssueError`]. A failed call can be repeated: the next one finds everything that it left.
@@ -140,13 +138,16 @@ impl GoldenTicketIssuer {
             url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
         let members = self.running.cluster_members();
         self.check_free(url).await?;
-        // Stored before its learner is added: a kill in between leaves a ticket that the next call finds.
+        // Stored before its member is invited: a kill in between leaves a ticket that the next call finds.
         let ticket = match self.load_stored(url).await? {
             Some(ticket) => ticket,
             None => self.create_ticket(url, address).await?,
         };
-        let this = NewMember::new(ticket.new_member().name.clone(), url.clone());
-        members.add_learner(&this).await.map_err(TicketIssueError::Membership)?;
+        let invitation = invitation_key(ticket.new_member().name.as_str());
+        let invite = Txn::new()
+            .when(Compare::key_absent(invitation.clone()))
+            .then(TxnOp::put(invitation, url.as_str()));
+        self.running.root_kv().txn(invite).await.map_err(TicketIssueError::Kv)?;
         // A joining etcd must know exactly the present members.
         let peers =
             Peer::others_of(&list_members(&*members).await?, url).map_err(TicketIssueError::MemberName)?;
@@ -168,8 +169,8 @@ impl GoldenTicketIssuer {
         Ok(())
     }
 
-    /// Revokes an unused ticket: removes its learner, and revokes its certificate. Returns whether a ticket
-    /// or learner existed.
+    /// Revokes an unused ticket: removes its learner, if it has started to join, and revokes its certificate. Returns whether a
+    /// ticket or learner existed.
     ///
     /// # Errors
     /// [`TicketIssueError`]; the call can be repeated. [`TicketIssueError::MemberExists`] if the node takes
@@ -181,7 +182,8 @@ impl GoldenTicketIssuer {
         if at_url.iter().any(|member| !member.is_learner) {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
-        // The learner first: without it, a host with this ticket is not admitted any more.
+        // The invitation and the learner first: without them, a host with this ticket is not admitted any more.
+        self.withdraw_invitations(url).await?;
         let has_learner = !at_url.is_empty();
         for learner in at_url {
             members.remove_member(learner.id).await.map_err(TicketIssueError::Membership)?;
@@ -203,9 +205,27 @@ impl GoldenTicketIssuer {
 
     /// Deletes the ticket of a node that takes part, and whom it replaces.
     pub(crate) async fn delete_ticket(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
+        self.withdraw_invitations(url).await?;
         let both = [ticket_key(url), replaced_key(url)].map(|key| TxnOp::Delete(KeyRange::single_key(key)));
         let delete = both.into_iter().fold(Txn::new(), Txn::then);
         self.tickets.txn(delete).await.map(drop).map_err(TicketIssueError::Kv)
+    }
+
+    /// Deletes the invitations of all members at a URL. A damaged ticket names no member, but has a URL.
+    async fn withdraw_invitations(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
+        let root = self.running.root_kv();
+        let invited = root.range(KeyRange::prefix(INVITATIONS)).await.map_err(TicketIssueError::Kv)?.kvs;
+        for invitation in invited.into_iter().filter(|kv| kv.value == url.as_str().as_bytes()) {
+            let deleted = root.delete(KeyRange::single_key(invitation.key)).await;
+            deleted.map_err(TicketIssueError::Kv)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the invitation of a node: it does not add itself to the list of members any more.
+    pub(super) async fn withdraw_invitation_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
+        let key = KeyRange::single_key(invitation_key(node.as_str()));
+        self.running.root_kv().delete(key).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
     /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.

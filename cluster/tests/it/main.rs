@@ -13,7 +13,7 @@
 //! | etcd's log lines: fields, callers, empty and invalid ones | logtree's `parse::json` |
 //! | keys end where their prefix does; names have no slash | `consensus::etcd::convert`, `node::node_id` (unit tests) |
 //! | an authority that may not certify, a leaf that would, another's certificate | `pki::stored::values_of_another_ca_are_rejected`, `a_leaf_certificate_is_rejected_as_a_ca` |
-//! | a ticket is the same however often it is requested | `nodes::tickets::repeated_ticket_requests_yield_one_node_and_one_learner` |
+//! | a ticket is the same however often it is requested | `nodes::tickets::repeated_ticket_requests_yield_one_node_and_several_tickets_are_redeemed_in_any_order` |
 //! | no file, nothing from QEMU: a cluster is bootstrapped, and existing data is kept | `enrolment::flows::an_empty_node_bootstraps_a_cluster_and_is_listed_in_it`, `enrolment::rejections::a_data_volume_without_a_journal_is_rejected_until_its_erasure_is_configured` |
 //! | no file, a ticket from QEMU: it joins | `enrolment::flows::a_node_without_an_esp_file_joins_by_the_firmware_ticket` |
 //! | a ticket in the file: it joins, and QEMU's is not read | `enrolment::flows::a_node_with_a_ticket_joins_and_then_ignores_the_ticket`, `nodes::enrolment_config::a_ticket_is_found_in_either_source_and_the_esp_file_wins` |

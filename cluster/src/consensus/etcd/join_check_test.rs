@@ -23,8 +23,13 @@ impl ClusterMembers for ListedCluster {
         Ok(self.0.lock().unwrap().pop_front().expect("another list"))
     }
 
-    async fn add_learner(&self, _: &NewMember) -> Result<Member, MembershipError> {
-        unreachable!("a joining member adds none")
+    async fn add_learner(&self, new: &NewMember) -> Result<Member, MembershipError> {
+        let added = Member::new(MemberId(9), None, vec![new.peer_url.to_string()], true);
+        let lists = self.0.lock().unwrap();
+        match lists.front() {
+            Some(listed) if listed.contains(&added) => Ok(added),
+            _ => Err(MembershipError::TooManyLearners),
+        }
     }
 
     async fn promote_member(&self, _: MemberId) -> Result<(), MembershipError> {
@@ -35,8 +40,10 @@ impl ClusterMembers for ListedCluster {
         unreachable!()
     }
 
-    async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
-        unreachable!("a joining member removes none")
+    async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError> {
+        // The next list shows it.
+        assert!(self.0.lock().unwrap().iter().flatten().all(|member| member.id != id));
+        Ok(())
     }
 }
 
@@ -59,6 +66,19 @@ async fn decide(
     credentials: &Credentials,
     lists: &[Vec<Member>],
 ) -> Result<Result<MemberId, JoinRefusal>, BoxError> {
+    match admit(kv, credentials, lists, None).await? {
+        Admission::Admitted(id, _) => Ok(Ok(id)),
+        Admission::Refused(refusal) => Ok(Err(refusal)),
+        waits => panic!("{waits:?}"),
+    }
+}
+
+async fn admit(
+    kv: &MemoryKv,
+    credentials: &Credentials,
+    lists: &[Vec<Member>],
+    overdue: Option<MemberId>,
+) -> Result<Admission, BoxError> {
     let check = JoinCheck {
         question: &JoinQuestion::MayStart(
             JoinClaim::parse(format!("{}\n", "1".repeat(32)).as_bytes()).unwrap(),
@@ -69,7 +89,46 @@ async fn decide(
         peers: &[],
     };
     let cluster = ListedCluster(Mutex::new(lists.to_vec().into()));
-    Ok(check.claim_member(kv, &cluster).await?.map(|(id, _)| id))
+    check.claim_member(kv, &cluster, overdue).await
+}
+
+/// Of another ticket.
+fn other_learner(id: u64, name: Option<&str>) -> Vec<Member> {
+    let url = "https://192.0.2.4:7834".to_owned();
+    vec![Member::new(MemberId(id), name.map(str::to_owned), vec![url], true)]
+}
+
+#[tokio::test]
+async fn an_invited_member_adds_itself_and_one_whose_ticket_is_used_does_not() {
+    let (kv, _, credentials) = ticket().await;
+    let refused = decide(&kv, &credentials, &[vec![]]).await.unwrap();
+    assert_eq!(refused, Err(JoinRefusal::NotListed { url: URL.parse().unwrap() }));
+    kv.put(&invitation_key("three"), URL.as_bytes()).await.unwrap();
+    let lists = [vec![], listed(9, None, true)];
+    assert_eq!(decide(&kv, &credentials, &lists).await.unwrap(), Ok(MemberId(9)));
+}
+
+#[tokio::test]
+async fn a_learner_that_was_claimed_and_never_started_gives_its_place_to_another_in_the_end() {
+    let (kv, _, credentials) = ticket().await;
+    kv.put(&invitation_key("three"), URL.as_bytes()).await.unwrap();
+    // That of an earlier release's ticket could not come back.
+    let unclaimed = admit(&kv, &credentials, &[other_learner(4, None)], None).await.unwrap();
+    let Admission::Waits(reason) = unclaimed else { panic!("{unclaimed:?}") };
+    assert!(
+        reason.contains("192.0.2.4:7834") && reason.contains("`nodectl cluster ticket revoke`"),
+        "{reason}"
+    );
+    kv.put(b"/etcd-joins/4", b"claimed").await.unwrap();
+    let waits = admit(&kv, &credentials, &[other_learner(4, None)], None).await.unwrap();
+    assert_eq!(waits, Admission::WaitsFor(other_learner(4, None).remove(0)));
+    // One that has started keeps it, however long that takes.
+    let waits = admit(&kv, &credentials, &[other_learner(4, Some("four"))], Some(MemberId(4))).await.unwrap();
+    let Admission::Waits(reason) = waits else { panic!("{waits:?}") };
+    assert!(reason.contains("`nodectl cluster remove four`"), "{reason}");
+    let lists = [other_learner(4, None), listed(9, None, true)];
+    let admitted = admit(&kv, &credentials, &lists, Some(MemberId(4))).await.unwrap();
+    assert!(matches!(admitted, Admission::Admitted(MemberId(9), _)), "{admitted:?}");
 }
 
 #[tokio::test]

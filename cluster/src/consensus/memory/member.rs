@@ -8,12 +8,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
-use crate::consensus::join::check_join;
+use crate::consensus::join::{check_join, invitation_key};
 use crate::consensus::kv::KvStore;
 use crate::consensus::{
-    ClusterAccess, Consensus, ConsensusError, DEFAULT_PEER_PORT, Member, MemberId, MemberService,
-    MemberStatus, MembershipError, Peer, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter,
-    StatusWatch,
+    ClusterAccess, ClusterMembers as _, Consensus, ConsensusError, DEFAULT_PEER_PORT, Member, MemberId,
+    MemberService, MemberStatus, MembershipError, NewMember, Peer, PeerUrl, PreparedMember, StartMode,
+    StartOptions, StatusReporter, StatusWatch,
 };
 use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
 
@@ -146,7 +146,14 @@ async fn join_cluster(start: &StartOptions, network: &MemoryNetwork) -> Result<M
     if now_revoked.is_revoked(&credentials.certificate) || revoked.is_revoked(&credentials.certificate) {
         return Err(ConsensusError::CertificateRevoked { certificate: memory_path() });
     }
-    let (url, members) = cluster.members_at(start.address);
+    let (url, mut members) = cluster.members_at(start.address);
+    let invitation = cluster.kv.get(&invitation_key(start.name.as_str())).await;
+    if invitation.is_ok_and(|invitation| invitation.is_some()) {
+        let members_of = MemoryMembers { cluster: Arc::clone(&cluster), stopped: CancellationToken::new() };
+        let new = NewMember::new(start.name.clone(), url.clone());
+        members_of.add_learner(&new).await.map_err(ConsensusError::Membership)?;
+        members = cluster.members_at(start.address).1;
+    }
     let this = Peer::new(start.name.clone(), url);
     let id = check_join(&members, &this).map_err(ConsensusError::JoinRefused)?;
     Ok(MemberDisk { cluster, id, pending_ca: None })

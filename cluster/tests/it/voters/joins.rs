@@ -268,20 +268,35 @@ async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(
 #[ignore = "needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ticket_whose_member_was_removed_is_refused(#[case] version: EtcdVersion) {
+async fn a_learner_that_is_removed_adds_itself_again_until_its_ticket_is_revoked(
+    #[case] version: EtcdVersion,
+) {
     let (mut voters, mut joiner) = cluster_and_spare(2, version).await;
     joiner.give_ticket(&voters[0]).await;
     let members = voters[0].access().await.cluster_members();
-    let learner = retried(async || members.list_members().await)
-        .await
-        .into_iter()
-        .find(|member| member.is_learner)
-        .unwrap();
+    let list = async || members.list_members().await;
+    assert_eq!(retried(list).await.len(), 2, "a ticket has taken a place");
+    let gate = joiner.hold_etcd();
+    joiner.start();
+    let mut held = gate.wait_reached().await;
+    let learner = retried(list).await.into_iter().find(|member| member.is_learner).unwrap();
     retried(async || members.remove_member(learner.id).await).await;
+    // Its etcd may be started several times.
+    held.write_all(&[b'\n'; 100]).unwrap();
+    joiner.wait_running().await;
+    let joined = joiner.access().await.this_member().id;
+    assert_ne!(joined, learner.id);
+    joiner.stop().await;
+    joiner.release_etcd(gate);
+    // Its ticket is used: removed again, it stays out.
+    retried(async || members.remove_member(joined).await).await;
+    joiner.lose_disk();
     joiner.start();
     let refusal = wait_refused(&joiner).await;
     assert_eq!(refusal, JoinRefusal::NotListed { url: joiner.peer_url() });
     joiner.stop().await;
+    joiner.reset();
+    joiner.give_ticket(&voters[0]).await;
 
     // A revoked one is not even answered.
     let (issuer, url) = (voters[0].node().ticket_issuer().unwrap(), joiner.peer_url());
@@ -291,6 +306,80 @@ async fn a_ticket_whose_member_was_removed_is_refused(#[case] version: EtcdVersi
     let text = joiner.wait_failure_text().await;
     assert!(text.contains("may be revoked"), "{text}");
     joiner.stop().await;
+    stop_all(&mut voters).await;
+}
+
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_tickets_are_redeemed_and_a_node_that_never_started_blocks_none(
+    #[case] version: EtcdVersion,
+) {
+    let (mut voters, mut lost) = cluster_and_spare(1, version).await;
+    let mut joiners = [2, 3].map(|host| Voter::new(&lost.site, host, version));
+    lost.give_ticket(&voters[0]).await;
+    for joiner in &joiners {
+        joiner.give_ticket(&voters[0]).await;
+    }
+    // It has its place in the cluster, and never starts.
+    let gate = lost.hold_etcd();
+    lost.start();
+    drop(gate.wait_reached().await);
+    lost.kill().await;
+    lost.release_etcd(gate);
+    joiners.iter_mut().for_each(Voter::start);
+    let url = lost.peer_url();
+    let is_told = || {
+        joiners.iter().any(|joiner| {
+            joiner.node().condition().is_some_and(|reason| {
+                reason.starts_with("waits for its turn: the node at ") && reason.contains(url.as_str())
+            })
+        })
+    };
+    let told = async {
+        while !is_told() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(HANG, told).await.expect("the lost node is named");
+    for joiner in &joiners {
+        joiner.wait_running().await;
+    }
+    // It comes after all, by the same ticket.
+    lost.start();
+    lost.wait_running().await;
+    voters.extend(joiners);
+    voters.push(lost);
+    let members = voters[0].access().await.cluster_members();
+    let members = retried(async || members.list_members().await).await;
+    assert!(members.len() == 4 && members.iter().all(|member| !member.is_learner), "{members:?}");
+    stop_all(&mut voters).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+async fn several_learners_join_at_once_where_etcd_takes_them() {
+    let (mut voters, second) = cluster_and_spare(1, Newest).await;
+    voters[0].stop().await;
+    let mut joiners =
+        vec![2, 3].into_iter().map(|host| Voter::new(&second.site, host, Newest)).collect::<Vec<_>>();
+    joiners.push(second);
+    for voter in voters.iter_mut().chain(&mut joiners) {
+        voter.add_etcd_args(&["--max-learners=3"]);
+    }
+    voters[0].start();
+    voters[0].wait_running().await;
+    for joiner in &mut joiners {
+        joiner.give_ticket(&voters[0]).await;
+        joiner.start();
+    }
+    for joiner in &joiners {
+        joiner.wait_running().await;
+    }
+    voters.append(&mut joiners);
     stop_all(&mut voters).await;
 }
 

@@ -3,11 +3,9 @@
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
-use nodekeel_cluster::consensus::MembershipError;
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::node::TicketIssueError;
 use rstest::rstest;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::voter::{Voter, cluster_and_spare, get, put, start_cluster, stop_all};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
@@ -54,21 +52,18 @@ async fn five_voters_join_with_at_most_20_raft_entries_each(#[case] version: Etc
     stop_all(&mut voters).await;
 }
 
-/// One request, without a retry.
-async fn issue_ticket(voter: &Voter, joiner: &Voter) -> Result<(), TicketIssueError> {
-    let (node, url) = (voter.node(), joiner.peer_url());
-    voter.on_host(async move { node.ticket_issuer().unwrap().issue_ticket(&url).await.map(drop) }).await
-}
-
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_member_joins_right_after_another(#[values(Debian, Newest)] version: EtcdVersion) {
-    let (mut voters, joiner) = cluster_and_spare(3, version).await;
+    let (mut voters, mut joiner) = cluster_and_spare(3, version).await;
     // etcd wants connections that are five seconds old.
     let started_at = Instant::now();
-    issue_ticket(&voters[0], &joiner).await.unwrap();
-    println!("a ticket right after a join took {:?}", started_at.elapsed());
+    joiner.give_ticket(&voters[0]).await;
+    joiner.start();
+    joiner.wait_running().await;
+    println!("a join right after another took {:?}", started_at.elapsed());
+    voters.push(joiner);
     stop_all(&mut voters).await;
 }
 
@@ -78,26 +73,33 @@ async fn a_member_joins_right_after_another(#[values(Debian, Newest)] version: E
 #[ignore = "needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_and_what_to_do(
+async fn a_join_of_a_cluster_with_a_dead_voter_waits_and_names_it_and_what_to_do(
     #[case] version: EtcdVersion,
 ) {
-    let (mut voters, joiner) = cluster_and_spare(3, version).await;
+    let (mut voters, mut joiner) = cluster_and_spare(3, version).await;
     let (dead, url) = (voters[2].wait_running().await.node_id, voters[2].peer_url());
     voters[2].kill().await;
-    let started_at = Instant::now();
-    let failed = issue_ticket(&voters[0], &joiner).await.unwrap_err();
-    assert!(started_at.elapsed() < Duration::from_secs(15), "{:?}", started_at.elapsed());
-    let TicketIssueError::Membership(error @ MembershipError::UnhealthyCluster { .. }) = &failed else {
-        panic!("{failed:?}")
+    joiner.give_ticket(&voters[0]).await;
+    joiner.start();
+    let expected = [
+        "waits for the voters of its cluster: ",
+        dead.as_str(),
+        url.as_str(),
+        "does not answer: start it, or remove it",
+    ];
+    let is_told =
+        || joiner.node().condition().is_some_and(|reason| expected.iter().all(|part| reason.contains(part)));
+    let told = async {
+        while !is_told() {
+            sleep(Duration::from_millis(20)).await;
+        }
     };
-    let text = error.to_string();
-    let expected = [dead.as_str(), url.as_str(), "does not answer: start it, or remove it"];
-    assert!(expected.iter().all(|part| text.contains(part)), "{text}");
-    assert!(error.is_retryable());
-    // Once it is back, the same request succeeds.
+    let told = timeout(Duration::from_secs(15), told).await;
+    assert!(told.is_ok(), "{:?}", joiner.node().condition());
+    // Once it is back, the node joins.
     voters[2].start();
-    voters[2].wait_running().await;
-    issue_ticket(&voters[0], &joiner).await.unwrap();
+    joiner.wait_running().await;
+    voters.push(joiner);
     stop_all(&mut voters).await;
 }
 

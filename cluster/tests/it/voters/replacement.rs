@@ -211,7 +211,6 @@ async fn nodes_leave_down_to_the_last_the_leader_too(#[values(Debian, Newest)] v
         let leader = leader_of(&voters).await;
         let at = if leads { leader } else { 1 - leader };
         let mut leaving = voters.remove(at);
-        let node = leaving.node();
         // etcd wants connections that are five seconds old.
         let left = retried(async || leave(&leaving).await.map_err(Failure::from)).await;
         println!("{version:?}: {left} left");

@@ -275,6 +275,13 @@ impl Voter {
         Gate { pipe, _scratch: scratch }
     }
 
+    /// Its etcd gets these arguments, too.
+    pub(crate) fn add_etcd_args(&mut self, args: &[&str]) {
+        let mut config = EtcdConfig::new(&self.binary);
+        config.extra_args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self.fixture.consensus = ConsensusFactory::etcd_on_volume(config);
+    }
+
     /// Its etcd starts again without a gate.
     pub(crate) fn release_etcd(&mut self, _gate: Gate) {
         self.fixture.consensus = etcd_of(&self.binary);

@@ -269,8 +269,10 @@ pub(crate) async fn create_ticket(
     let ticket = match tickets.issue_ticket(&url).await {
         Ok(ticket) => ticket,
         Err(error) => {
-            // The hint asks the cluster, and so it is made only if the ticket was refused.
-            let hint = ticket_hint(cluster, &error, &url).await;
+            let hint = match &error {
+                TicketIssueError::StoredTicket { .. } => revoke_command(url.as_str()),
+                _ => None,
+            };
             return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
         }
     };
@@ -333,22 +335,6 @@ fn add_condition(error: String, condition: Option<&str>) -> String {
             format!("{error}; the node is {UNHEALTHY}: {condition}")
         }
         _ => error,
-    }
-}
-
-/// The hint for the operator, if another ticket conflicts.
-async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &PeerUrl) -> Option<String> {
-    match error {
-        TicketIssueError::StoredTicket { .. } => revoke_command(url.as_str()),
-        TicketIssueError::Membership(MembershipError::TooManyLearners) => {
-            let members = cluster.cluster_members().ok()?.list_members().await.ok()?;
-            // By default, etcd accepts one learner at a time: the ticket of this learner is in the way.
-            let learner = members.into_iter().find(|member| member.is_learner)?;
-            let url = learner.peer_urls.into_iter().next()?;
-            let revoke = revoke_command(&url).map(|command| format!(", or {command}")).unwrap_or_default();
-            Some(format!("the learner is at {url}: wait until its node has joined{revoke}"))
-        }
-        _ => None,
     }
 }
 
@@ -454,7 +440,6 @@ mod tests {
                 TicketIssueError::StoredTicket { url, source: TicketError::Malformed },
                 Code::FailedPrecondition,
             ),
-            (TicketIssueError::Membership(MembershipError::TooManyLearners), Code::FailedPrecondition),
             (TicketIssueError::Membership(MembershipError::Stopped), Code::FailedPrecondition),
             (TicketIssueError::Membership(no_answer()), Code::Aborted),
             (TicketIssueError::Membership(refused()), Code::Internal),

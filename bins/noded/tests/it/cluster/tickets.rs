@@ -26,12 +26,7 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
     let file = |name| scratch.path().join(name).to_str().unwrap().to_owned();
     let (mistyped, wanted) = (file("mistyped.pb"), file("wanted.pb"));
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.8", "7001", &mistyped));
-    let refused = bootstrapped.nodectl(&create_ticket_args("127.0.0.9", "7001", &wanted));
-    refused.assert_fails(1, "takes one at a time; the learner is at https://127.0.0.8:7001");
-    let command = "nodectl cluster ticket revoke --address 127.0.0.8 --port 7001";
-    refused.assert_fails(1, command);
-
-    let command: Vec<_> = command.split(' ').skip(1).collect();
+    let command = ["cluster", "ticket", "revoke", "--address", "127.0.0.8", "--port", "7001"];
     assert_eq!(bootstrapped.ask_json(&command), serde_json::json!({"url": "https://127.0.0.8:7001"}));
     let members = bootstrapped.ask_json(&["cluster", "members"]);
     assert_eq!(members.as_array().map(Vec::len), Some(1), "{members}");
