@@ -97,7 +97,7 @@ impl Site {
 
     /// The data are on this node alone, and so is the PersistentVolume; no record is left.
     fn assert_on(&self, node: &str) {
-        let have: Vec<_> = self.nodes.lock().unwrap().have.keys().cloned().collect();
+        let have: Vec<_> = self.nodes.lock().expect("no panic").have.keys().cloned().collect();
         assert_eq!((have, self.node_of_volume()), (vec![node.to_owned()], json!(node)));
         assert_eq!(self.api.list_objects(ObjectKind::ConfigMap), Vec::<Value>::new());
         assert_eq!(self.volume()["spec"]["persistentVolumeReclaimPolicy"], "Delete");
@@ -125,7 +125,7 @@ impl VolumeCarrier for Site {
         if self.loses_claim.swap(false, Ordering::Relaxed) {
             self.api.delete_object(ObjectKind::Claim, "claim-1");
         }
-        let mut nodes = self.nodes.lock().unwrap();
+        let mut nodes = self.nodes.lock().expect("no panic");
         nodes.copies.push(copy.clone());
         nodes.have.insert(copy.target.clone(), store(2));
         Ok(store(2))
@@ -136,10 +136,10 @@ impl VolumeCarrier for Site {
             return Err("it does not answer".into());
         }
         if self.node_of_volume() == node {
-            let has = self.nodes.lock().unwrap().have.contains_key(node);
+            let has = self.nodes.lock().expect("no panic").have.contains_key(node);
             return if has { Ok(()) } else { Err("missing".into()) };
         }
-        self.nodes.lock().unwrap().have.remove(node);
+        self.nodes.lock().expect("no panic").have.remove(node);
         Ok(())
     }
 }
