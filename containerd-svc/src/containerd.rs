@@ -6,10 +6,10 @@ mod snapshot_proof;
 mod unpack;
 mod writer;
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use containerd_client::services::v1::content_client::ContentClient;
@@ -17,9 +17,11 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::namespaces_client::NamespacesClient;
 use containerd_client::services::v1::version_client::VersionClient;
 use containerd_client::services::v1::{
-    DeleteContentRequest, InfoRequest, ListImagesRequest, ListNamespacesRequest, ReadContentRequest,
+    DeleteContentRequest, Info, InfoRequest, ListImagesRequest, ListNamespacesRequest, ReadContentRequest,
+    UpdateRequest,
 };
 use containerd_client::types;
+use prost_types::FieldMask;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
@@ -34,6 +36,10 @@ use import::{ContainerdImport, ImportLease};
 /// The default snapshotter of containerd.
 const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
 
+/// The label of content whose file was seen to be damaged: containerd itself knows content from its database alone, which keeps
+/// this through kills of both programs. The record that is written in its place has no such label.
+const DAMAGED_LABEL: &str = "nodekeel.damaged";
+
 /// The image store of a running containerd.
 #[derive(Debug, Clone)]
 pub struct ContainerdImages {
@@ -43,35 +49,10 @@ pub struct ContainerdImages {
     disk: Option<(PathBuf, DiskReserve)>,
     /// True if an import compares existing layers with their digests, too.
     verifies_layers: bool,
-    /// Content that was seen to be damaged, and is not written again yet.
-    damaged: DamagedContent,
     /// The program that the leases belong to.
     instance: InstanceId,
     /// Makes the lease ids of one process unique.
     import_count: Arc<AtomicU64>,
-}
-
-/// The content that was seen to be damaged, and is not written again yet. containerd has no such record: it knows content
-/// from its database. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DamagedContent(Arc<Mutex<BTreeSet<Digest>>>);
-
-impl DamagedContent {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<Digest>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn contains(&self, digest: &Digest) -> bool {
-        self.lock().contains(digest)
-    }
-
-    fn record(&self, digest: &Digest, is_damaged: bool) {
-        if is_damaged {
-            self.lock().insert(*digest)
-        } else {
-            self.lock().remove(digest)
-        };
-    }
 }
 
 /// The containerd at a socket does not answer.
@@ -100,7 +81,6 @@ impl ContainerdImages {
             snapshotter_name,
             disk: None,
             verifies_layers: false,
-            damaged: DamagedContent::default(),
             instance: InstanceId::default(),
             import_count: Arc::default(),
         })
@@ -125,13 +105,6 @@ impl ContainerdImages {
     #[must_use]
     pub fn with_instance(mut self, instance: InstanceId) -> Self {
         self.instance = instance;
-        self
-    }
-
-    /// Shares what was seen to be damaged with the other stores that have this value. Default: a value of its own.
-    #[must_use]
-    pub(crate) fn with_damaged_content(mut self, damaged: DamagedContent) -> Self {
-        self.damaged = damaged;
         self
     }
 
@@ -253,8 +226,26 @@ impl ContainerdImages {
         namespace: &Namespace,
         digest: &Digest,
     ) -> Result<Option<u64>, ImageStoreError> {
-        // Whether its other bytes are right was looked at before.
-        if self.damaged.contains(digest) { Ok(None) } else { self.stat_file(namespace, digest).await }
+        match self.read_record(namespace, digest).await? {
+            // Whether its other bytes are right was looked at before.
+            Some(record) if record.labels.contains_key(DAMAGED_LABEL) => Ok(None),
+            Some(record) => self.stat_file(namespace, digest, &record).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The row of some content in containerd's database.
+    async fn read_record(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<Info>, ImageStoreError> {
+        let request = namespaced_request(InfoRequest { digest: digest.to_string() }, namespace, None);
+        match self.content_client().info(request).await {
+            Ok(answer) => Ok(Some(answer.into_inner().info.unwrap_or_default())),
+            Err(status) if has_code(&status, Code::NotFound) => Ok(None),
+            Err(status) => Err(ImageStoreError::ReadContent { digest: *digest, source: status.into() }),
+        }
     }
 
     /// The size of some content whose file has this size.
@@ -262,19 +253,32 @@ impl ContainerdImages {
         &self,
         namespace: &Namespace,
         digest: &Digest,
+        record: &Info,
     ) -> Result<Option<u64>, ImageStoreError> {
         let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest: *digest, source };
-        let request = namespaced_request(InfoRequest { digest: digest.to_string() }, namespace, None);
-        match self.content_client().info(request).await {
-            Ok(answer) => {
-                let info = answer.into_inner().info.unwrap_or_default();
-                let size = info.size.try_into().map_err(|_| to_error("negative size".into()))?;
-                let is_readable = self.has_last_byte(namespace, digest, size).await;
-                Ok(is_readable.map_err(|status| to_error(status.into()))?.then_some(size))
+        let size = record.size.try_into().map_err(|_| to_error("negative size".into()))?;
+        let is_readable = self.has_last_byte(namespace, digest, size).await;
+        Ok(is_readable.map_err(|status| to_error(status.into()))?.then_some(size))
+    }
+
+    /// Labels the records of some content, in all namespaces: they have one file.
+    async fn record_damage(&self, digest: &Digest, is_damaged: bool) -> Result<(), ImageStoreError> {
+        // A label without a value is removed.
+        let value = if is_damaged { "true" } else { "" };
+        let labels = HashMap::from([(DAMAGED_LABEL.to_owned(), value.to_owned())]);
+        let info = Some(Info { digest: digest.to_string(), labels, ..Info::default() });
+        let update_mask = Some(FieldMask { paths: vec![format!("labels.{DAMAGED_LABEL}")] });
+        for namespace in self.list_namespaces().await? {
+            let request = UpdateRequest { info: info.clone(), update_mask: update_mask.clone() };
+            match self.content_client().update(namespaced_request(request, &namespace, None)).await {
+                Err(status) if !has_code(&status, Code::NotFound) => {
+                    let to_error = |source| ImageStoreError::LabelContent { digest: *digest, source };
+                    return Err(store_error(status, "labels", to_error));
+                }
+                _ => {}
             }
-            Err(status) if has_code(&status, Code::NotFound) => Ok(None),
-            Err(status) => Err(to_error(status.into())),
         }
+        Ok(())
     }
 
     /// Returns whether the file of some content has this size: containerd knows sizes from its database alone, also those
@@ -299,10 +303,11 @@ impl ContainerdImages {
         &self,
         namespace: &Namespace,
         digest: &Digest,
+        record: &Info,
         size: u64,
         pace: &ReadPace,
     ) -> Result<bool, ImageStoreError> {
-        if self.stat_file(namespace, digest).await? != Some(size) {
+        if self.stat_file(namespace, digest, record).await? != Some(size) {
             return Ok(false);
         }
         let mut hasher = DigestHasher::default();
@@ -419,8 +424,11 @@ impl ImageStore for ContainerdImages {
         size: u64,
         pace: &ReadPace,
     ) -> Result<bool, ImageStoreError> {
-        let is_intact = self.matches_digest(namespace, digest, size, pace).await?;
-        self.damaged.record(digest, !is_intact);
+        let Some(record) = self.read_record(namespace, digest).await? else { return Ok(false) };
+        let is_intact = self.matches_digest(namespace, digest, &record, size, pace).await?;
+        if is_intact == record.labels.contains_key(DAMAGED_LABEL) {
+            self.record_damage(digest, !is_intact).await?;
+        }
         Ok(is_intact)
     }
 

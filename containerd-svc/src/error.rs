@@ -245,6 +245,8 @@ pub(crate) enum BundleError {
     Store(ImageStoreError),
     /// The store has refused each of its images.
     Refused(Arc<ImageStoreError>),
+    /// The store could not unpack content that is damaged. It does not exist any more, and the bundle brings it.
+    Damaged(ImageStoreError),
 }
 
 impl BundleError {
@@ -252,7 +254,7 @@ impl BundleError {
         match self {
             Self::Archive(source) => ImportError::Archive { path, source },
             Self::Image(source) => ImportError::Image { path, source },
-            Self::Store(source) => ImportError::Store { path, source },
+            Self::Store(source) | Self::Damaged(source) => ImportError::Store { path, source },
             Self::Refused(source) => ImportError::Refused { path, source },
         }
     }

@@ -7,13 +7,14 @@ mod space;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
 use std::sync::Arc;
 
-use crate::archive::ArchiveContents;
+use crate::archive::{ArchiveContents, ArchiveError};
 use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason};
-use crate::image::{Descriptor, Image, Labels};
+use crate::image::{Descriptor, Image, ImageLayer, Labels};
 use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
-use crate::store::{ImportSession, IncomingBlob};
+use crate::store::{ImportSession, IncomingBlob, ReadPace};
 use crate::{Digest, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedImage};
 
 use index::{ArchiveIndex, Judgement};
@@ -49,6 +50,31 @@ pub struct ImportedImages {
 
 /// Imports a bundle and returns the images that it listed; an error if there is none.
 pub(crate) async fn import_bundle(
+    job: ImportJob<'_>,
+    mut file: File,
+    listing: &mut ImageMapper<'_>,
+) -> Result<ImportedImages, BundleError> {
+    if !job.unpack {
+        return import_once(job, file, listing).await;
+    }
+    let failed = |error| BundleError::Archive(ArchiveError::Io(error));
+    let start = file.stream_position().map_err(failed)?;
+    let mut again = file.try_clone().map_err(failed)?;
+    match import_once(job, file, listing).await {
+        // Nothing of it is listed yet.
+        Err(BundleError::Damaged(error)) => {
+            tracing::warn!(
+                "reading the archive again, for content of containerd is damaged: {}",
+                error_chain(&error)
+            );
+            again.seek(SeekFrom::Start(start)).map_err(failed)?;
+            import_once(job, again, listing).await
+        }
+        done => done,
+    }
+}
+
+async fn import_once(
     job: ImportJob<'_>,
     file: File,
     listing: &mut ImageMapper<'_>,
@@ -237,6 +263,16 @@ async fn choose_target(
     Err(error.into())
 }
 
+/// Compares layers with their digests. Those that are damaged don't exist from then on.
+async fn has_damaged_layer(job: ImportJob<'_>, layers: &[ImageLayer]) -> Result<bool, ImageStoreError> {
+    let (ImageScope { store, namespace, .. }, pace) = (job.scope, ReadPace::new(None));
+    let mut is_any_damaged = false;
+    for ImageLayer { blob, .. } in layers {
+        is_any_damaged |= !store.verify_content(namespace, &blob.digest, blob.size, &pace).await?;
+    }
+    Ok(is_any_damaged)
+}
+
 /// Unpacks the layers of each image, and leaves out those that the store refuses to unpack.
 async fn unpack_images(
     job: ImportJob<'_>,
@@ -246,6 +282,7 @@ async fn unpack_images(
     labels: &mut BTreeMap<Digest, Labels>,
 ) -> Result<(), BundleError> {
     let mut refused: BTreeMap<Digest, Arc<ImageStoreError>> = BTreeMap::new();
+    let mut damaged = None;
     let mut unpacked = BTreeSet::new();
     for image in &*chosen {
         if !unpacked.insert(image.target.digest) {
@@ -256,9 +293,16 @@ async fn unpack_images(
                 Ok(keep) => labels.entry(runnable.config).or_default().extend(keep),
                 // A full disk refuses all that follows as well.
                 Err(error @ ImageStoreError::NoSpace { .. }) => return Err(error.into()),
+                // Layers that the store had are not compared unless it can't unpack them: the archive is not to blame then.
+                Err(error) if has_damaged_layer(job, &runnable.layers).await? => {
+                    damaged.get_or_insert(error);
+                }
                 Err(error) => drop(refused.insert(image.target.digest, Arc::new(error))),
             }
         }
+    }
+    if let Some(error) = damaged {
+        return Err(BundleError::Damaged(error));
     }
     chosen.retain(|image| match refused.get(&image.target.digest) {
         None => true,

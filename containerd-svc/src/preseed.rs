@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 #[cfg(feature = "client")]
-use crate::containerd::{ContainerdImages, DamagedContent};
+use crate::containerd::ContainerdImages;
 use crate::error::{ImportError, LeftOutImage};
 use crate::import::{MeasuredFiles, error_chain};
 use crate::plan::{Bundle, ImageUpdate};
@@ -56,8 +56,6 @@ pub struct Preseed {
     problem: Arc<watch::Sender<Option<String>>>,
     #[cfg(feature = "client")]
     passes: Arc<watch::Sender<PassCount>>,
-    #[cfg(feature = "client")]
-    damaged_content: DamagedContent,
     #[cfg(feature = "client")]
     snapshotter: Arc<Mutex<Option<String>>>,
 }
@@ -272,8 +270,6 @@ impl Preseed {
             problem: Arc::new(watch::channel(None).0),
             #[cfg(feature = "client")]
             passes: Arc::new(watch::channel(PassCount::default()).0),
-            #[cfg(feature = "client")]
-            damaged_content: DamagedContent::default(),
             #[cfg(feature = "client")]
             snapshotter: Arc::default(),
         }
@@ -517,13 +513,11 @@ impl Preseed {
         self.lock_memory().states.record_intact(namespace, target);
     }
 
-    /// Gives another store of the same containerd what the runnable's store has: the snapshotter, the instance, and what was
-    /// seen to be damaged, so that what it finds is repaired.
+    /// Gives another store of the same containerd the snapshotter and the instance of the runnable's store.
     #[cfg(feature = "client")]
     #[must_use]
     pub fn set_up_store(&self, store: ContainerdImages) -> ContainerdImages {
-        let store =
-            store.with_damaged_content(self.damaged_content.clone()).with_instance(self.instance.clone());
+        let store = store.with_instance(self.instance.clone());
         match self.snapshotter.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             Some(snapshotter) => store.with_snapshotter(snapshotter),
             None => store,

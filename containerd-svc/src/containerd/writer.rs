@@ -55,8 +55,7 @@ impl ContentWriter {
         let Some(digest) = &incoming.digest else { return Ok(None) };
         let (images, namespace) = (&lease.images, &lease.namespace);
         // A document is always compared with its digest; of a large layer, that would take as long as to write it.
-        let is_compared = incoming.size > 0
-            && (images.verifies_layers || incoming.size <= VERIFIED_BYTES || images.damaged.contains(digest));
+        let is_compared = incoming.size > 0 && (images.verifies_layers || incoming.size <= VERIFIED_BYTES);
         let is_intact = match is_compared {
             true => images.verify_content(namespace, digest, incoming.size, &ReadPace::new(None)).await?,
             false => images.stat_content(namespace, digest).await? == Some(incoming.size),
@@ -157,10 +156,7 @@ impl BlobWriter for ContentWriter {
         match self.commit_content(digest).await {
             // Another client may have committed the same content, which is a success.
             Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
-            _ => {
-                self.lease.images.damaged.record(digest, false);
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 }

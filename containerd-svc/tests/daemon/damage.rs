@@ -221,6 +221,61 @@ async fn after_a_power_cut_images_are_compared_and_repaired_and_after_an_ordered
     daemon.stop().await;
 }
 
+/// Flips a bit of the largest layer, which an import does not compare; returns the content before that.
+fn flip_layer(setup: &Setup) -> BTreeMap<PathBuf, Vec<u8>> {
+    let content = read_files(&blobs_of(setup));
+    let (layer, bytes) = content.iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let mut flipped = bytes.clone();
+    flipped[100_000] ^= 1;
+    replace_file(layer, &flipped);
+    content
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn damage_is_known_after_kills_of_containerd_and_of_the_program_that_found_it(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let setup = Setup::new(release);
+    put_images(&setup);
+    let daemon = setup.start().await;
+    let preseed = daemon.preseed();
+    let store = daemon.images().await;
+    preseed.run(&store).await.unwrap();
+    let content = flip_layer(&daemon);
+    assert_eq!(prove(&store, &preseed, ProofKind::Verify).await.len(), 1);
+    daemon.kill();
+    daemon.wait_ready("root.containerd", 2).await;
+    // Another value knows what a new process does.
+    let (preseed, store) = (daemon.preseed(), daemon.images().await);
+    assert_eq!(preseed.run(&store).await.unwrap().failures(), <[String; 0]>::default());
+    assert!(read_files(&blobs_of(&daemon)) == content, "written again");
+    assert_eq!(prove(&store, &preseed, ProofKind::Verify).await, []);
+    daemon.stop().await;
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_layer_that_is_damaged_before_it_is_unpacked_is_written_again_and_its_bundle_is_not_blamed(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let setup = Setup::new(release);
+    put_images(&setup);
+    let daemon = setup.start().await;
+    let store = daemon.images().await;
+    daemon.preseed().run(&store).await.unwrap();
+    let content = flip_layer(&daemon);
+    let preseed = daemon.preseed().with_unpacking(true);
+    let report = preseed.run(&store).await.unwrap();
+    assert_eq!(report.failures(), <[String; 0]>::default());
+    assert_eq!(stages(&preseed), [ImageStage::Listed; 2]);
+    assert!(read_files(&blobs_of(&daemon)) == content, "written again");
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    daemon.stop().await;
+}
+
 /// A snapshot with children can't be removed: the image stays damaged until its containers are gone, and says so.
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,11 +292,7 @@ async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked
     let name = crate::harness::unique_name();
     daemon.ctr(&["containers", "create", BUSYBOX, &name, "/bin/busybox"]);
     // A layer whose file is damaged, and whose snapshot is not: it is compared once the file is written again.
-    let (layer, bytes) =
-        read_files(&blobs_of(&daemon)).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
-    let mut flipped = bytes.clone();
-    flipped[100_000] ^= 1;
-    replace_file(&layer, &flipped);
+    flip_layer(&daemon);
     let found = prove(&store, &preseed, ProofKind::Repair).await;
     assert!(found[0].reason.contains("is in use"), "{found:?}");
     preseed.run(&store).await.unwrap();
