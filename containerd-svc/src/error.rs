@@ -151,9 +151,14 @@ impl LeftOutImage {
         matches!(&self.reason, LeftOutReason::Archive(error) if error.is_foreign())
     }
 
-    /// True if the policy refuses it.
-    pub(crate) fn is_refused(&self) -> bool {
-        matches!(&self.reason, LeftOutReason::Archive(ArchivedImageError::NotAllowed { .. }))
+    /// The image, if the policy refuses it.
+    pub(crate) fn refused(&self) -> Option<(ImageName, Digest)> {
+        match &self.reason {
+            LeftOutReason::Archive(ArchivedImageError::NotAllowed { name, digest, .. }) => {
+                Some((name.clone(), *digest))
+            }
+            _ => None,
+        }
     }
 }
 

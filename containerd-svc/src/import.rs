@@ -35,8 +35,9 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) measured: &'a MeasuredFiles,
 }
 
-/// Creates the listed images from names and targets; the number is how many images are left out because of a fault.
-pub(crate) type ImageMapper<'a> = dyn FnMut(&[(ImageName, Descriptor)], usize) -> Vec<Image> + Send + 'a;
+/// Creates the listed images from names and targets, and those that are left out.
+pub(crate) type ImageMapper<'a> =
+    dyn FnMut(&[(ImageName, Descriptor)], &[LeftOutImage]) -> Vec<Image> + Send + 'a;
 
 /// The images that an archive brought, and those that it could not.
 #[derive(Debug, Clone, Default)]
@@ -159,7 +160,7 @@ async fn finish_import(
     }
     // Last: until here, no image of the bundle is listed.
     let targets: Vec<_> = chosen.into_iter().map(|image| (image.name, image.target)).collect();
-    let images = listing(&targets, left_out.iter().filter(|image| !image.is_foreign()).count());
+    let images = listing(&targets, &left_out);
     for image in &images {
         import.put_image(image).await?;
     }
@@ -169,7 +170,7 @@ async fn finish_import(
 /// The reason why a bundle has no image at all: a fault rather than what is only not for this node.
 fn main_reason(left_out: Vec<LeftOutImage>) -> BundleError {
     // The error has room for one, and an operator allows them together.
-    for image in left_out.iter().filter(|image| left_out.len() > 1 && image.is_refused()) {
+    for image in left_out.iter().filter(|image| left_out.len() > 1 && image.refused().is_some()) {
         tracing::error!("left out {image}");
     }
     match left_out.into_iter().min_by_key(LeftOutImage::is_foreign).map(|image| image.reason) {

@@ -140,7 +140,7 @@ pub use policy::{AllowList, AllowedImage, ImagePolicy, InvalidAllowedImage, Offe
 pub use prepare::{PrepareError, prepare_layout};
 pub use preseed::{
     BundleCounts, BundleOutcome, DamagedImage, ImageProof, ImageStage, ImageState, Preseed, PreseedError,
-    PreseedReport, ProofKind, RequiredImage,
+    PreseedReport, ProofKind, RequiredImage, UncomparedImage,
 };
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::image::{Image, Labels};
-use crate::{Descriptor, Digest, Namespace};
+use crate::{Descriptor, Digest, ImageName, Namespace};
 
 /// Key prefix of the label that names a bundle of a listed image: its mark.
 pub const BUNDLE_LABEL_PREFIX: &str = "nodekeel.preseed/";
@@ -128,7 +128,7 @@ pub enum ImageUpdateKind {
 }
 
 /// The content of a mark: the file, how many of its images are listed, its target for this one, the name of that, how
-/// many images a fault has left out, and whether it is unpacked.
+/// many images a fault has left out, which of them the policy has refused, and whether it is unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BundleMark {
     pub(crate) fingerprint: BundleFingerprint,
@@ -139,14 +139,16 @@ pub(crate) struct BundleMark {
     /// `ctr images tag` makes it. `None` in a mark of a release that did not write it.
     pub(crate) image: Option<String>,
     pub(crate) left_out: usize,
+    pub(crate) refused: Vec<(ImageName, Digest)>,
     pub(crate) unpacked: bool,
 }
 
 /// The part of a mark that all images of one import have.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ImportMark {
     pub(crate) count: usize,
     pub(crate) left_out: usize,
+    pub(crate) refused: Vec<(ImageName, Digest)>,
     pub(crate) unpacked: bool,
 }
 
@@ -155,6 +157,12 @@ const IMAGE_PREFIX: &str = "image=";
 
 /// The prefix of the number in a mark, if images are left out.
 const LEFT_OUT_PREFIX: &str = "left-out=";
+
+/// The prefix of the images in a mark that the policy has refused: `NAME=DIGEST`, with commas between them.
+const REFUSED_PREFIX: &str = "refused=";
+
+/// The bytes of refused images up to which a mark names them: containerd's labels have at most 4096 with their keys.
+const MAX_REFUSED_BYTES: usize = 2048;
 
 /// The suffix of a mark if layers are unpacked.
 const UNPACKED_SUFFIX: &str = "unpacked";
@@ -167,6 +175,11 @@ impl fmt::Display for BundleMark {
         }
         if self.left_out > 0 {
             write!(f, " {LEFT_OUT_PREFIX}{}", self.left_out)?;
+        }
+        let refused: Vec<_> = self.refused.iter().map(|(name, digest)| format!("{name}={digest}")).collect();
+        let refused = refused.join(",");
+        if !refused.is_empty() && refused.len() <= MAX_REFUSED_BYTES {
+            write!(f, " {REFUSED_PREFIX}{refused}")?;
         }
         if self.unpacked { write!(f, " {UNPACKED_SUFFIX}") } else { Ok(()) }
     }
@@ -185,11 +198,18 @@ impl FromStr for BundleMark {
         let image = image.map(|part| part[IMAGE_PREFIX.len()..].to_owned());
         let left_out = parts.next_if(|part| part.starts_with(LEFT_OUT_PREFIX));
         let left_out = left_out.map_or(Ok(0), |part| part[LEFT_OUT_PREFIX.len()..].parse().map_err(drop))?;
+        let refused = parts.next_if(|part| part.starts_with(REFUSED_PREFIX));
+        let refused = refused.map(|part| part[REFUSED_PREFIX.len()..].split(',')).into_iter().flatten();
+        let refused = refused.map(|image| {
+            let (name, digest) = image.rsplit_once('=').ok_or(())?;
+            Ok((name.parse().map_err(drop)?, digest.parse().map_err(drop)?))
+        });
+        let refused = refused.collect::<Result<_, ()>>()?;
         let unpacked = parts.next_if_eq(&UNPACKED_SUFFIX).is_some();
         if parts.next().is_some() {
             Err(())
         } else {
-            Ok(Self { fingerprint, count, target, image, left_out, unpacked })
+            Ok(Self { fingerprint, count, target, image, left_out, refused, unpacked })
         }
     }
 }
@@ -208,16 +228,19 @@ impl Bundle {
     }
 
     /// The label with the mark on one of its images.
-    pub(crate) fn image_labels(&self, name: &str, target: Digest, import: ImportMark) -> Labels {
+    pub(crate) fn image_labels(&self, name: &str, target: Digest, import: &ImportMark) -> Labels {
         let (fingerprint, image) = (self.fingerprint, Some(name.to_owned()));
-        let ImportMark { count, left_out, unpacked } = import;
-        let mark = BundleMark { fingerprint, count, target, image, left_out, unpacked };
+        let ImportMark { count, left_out, refused, unpacked } = import.clone();
+        let mark = BundleMark { fingerprint, count, target, image, left_out, refused, unpacked };
         Labels::from([(self.label_key(), mark.to_string())])
     }
 
-    /// Returns whether a fault has left out images of the bundle that these belong to.
-    pub(crate) fn has_left_out(&self, images: &[Image]) -> bool {
-        self.own_marks(images.iter()).iter().any(|mark| mark.left_out > 0)
+    /// The images that a fault has left out of the bundle that these belong to, where that was the policy alone; `None` where
+    /// only the bundle says which they are.
+    pub(crate) fn find_refused(&self, images: &[Image]) -> Option<Vec<(ImageName, Digest)>> {
+        // One whose names all belong to others has no mark here.
+        let Some(mark) = self.own_marks(images.iter()).pop() else { return Some(Vec::new()) };
+        (mark.refused.len() == mark.left_out).then_some(mark.refused)
     }
 
     /// The marks of this very file on the images that it brings, without those that are copies. Marks without

@@ -17,13 +17,13 @@ fn test_image(name: &str, target: &str, labels: Labels) -> Image {
 }
 
 fn import_mark(count: usize, unpacked: bool) -> ImportMark {
-    ImportMark { count, left_out: 0, unpacked }
+    ImportMark { count, unpacked, ..ImportMark::default() }
 }
 
 /// An image with the marks of these bundles, each with the number of its names and its target.
 fn marked_image(name: &str, target: &str, marks: &[(&Bundle, usize, &str)]) -> Image {
     let marks = marks.iter().map(|(bundle, count, target)| {
-        bundle.image_labels(name, Digest::of_content(target.as_bytes()), import_mark(*count, false))
+        bundle.image_labels(name, Digest::of_content(target.as_bytes()), &import_mark(*count, false))
     });
     let pinned = (PINNED_LABEL.0.to_owned(), PINNED_LABEL.1.to_owned());
     test_image(name, target, marks.flatten().chain([pinned]).collect())
@@ -55,7 +55,7 @@ const INCOMPLETE: BundleAction = BundleAction::Import(ImportReason::Incomplete);
 fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
     ["x", "y"].map(|name| {
         let target = Digest::of_content(name.as_bytes());
-        test_image(name, name, bundle.image_labels(name, target, import_mark(2, unpacked)))
+        test_image(name, name, bundle.image_labels(name, target, &import_mark(2, unpacked)))
     })
 }
 
@@ -100,17 +100,26 @@ fn changed_missing_and_moved_images_are_imported_again() {
 }
 
 #[test]
-fn a_mark_keeps_how_many_images_are_left_out_and_an_older_one_has_none() {
+fn a_mark_keeps_how_many_images_are_left_out_and_which_of_them_the_policy_has_refused() {
     let (bundle, target) = (test_bundle("a.tar", "1"), Digest::of_content(b"x"));
-    for left_out in [0, 3] {
+    let refused = |count: usize| {
+        let image = |number| (format!("[fd00::1]:5000/app:{number}").parse().expect("a name"), target);
+        (0..count).map(image).collect::<Vec<_>>()
+    };
+    for (left_out, named, is_known) in
+        [(0, 0, true), (3, 0, false), (3, 2, false), (3, 3, true), (99, 99, false)]
+    {
         for unpacked in [false, true] {
-            let labels = bundle.image_labels("x", target, ImportMark { count: 1, left_out, unpacked });
+            let import = ImportMark { count: 1, left_out, refused: refused(named), unpacked };
+            let labels = bundle.image_labels("x", target, &import);
+            assert!(labels[&bundle.label_key()].len() < 3000, "containerd has a limit");
             let mark: BundleMark = labels[&bundle.label_key()].parse().expect("a mark");
             assert_eq!(
                 (mark.left_out, mark.unpacked, mark.image.as_deref()),
                 (left_out, unpacked, Some("x"))
             );
-            assert_eq!(bundle.has_left_out(&[test_image("x", "x", labels)]), left_out > 0);
+            let known = bundle.find_refused(&[test_image("x", "x", labels)]);
+            assert_eq!(known, is_known.then(|| refused(named)));
         }
     }
 }
@@ -215,7 +224,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
     assert_eq!(changes(&planned), [("x", ImageUpdateKind::Unmark)]);
 
     let [mut shared, mut other] = [shared, marked_image("y", "of b", &[(&b, 2, "of b")])];
-    shared.labels.extend(b.image_labels("x", Digest::of_content(b"of b"), import_mark(2, false)));
+    shared.labels.extend(b.image_labels("x", Digest::of_content(b"of b"), &import_mark(2, false)));
     other.target.media_type = "of y".into();
     let planned = plan(&[&b], &[shared, other.clone()]);
     assert!(
@@ -394,9 +403,11 @@ proptest! {
     fn a_mark_survives_formatting_and_parsing(
         (count, left_out, unpacked, [a, b]) in any::<(usize, usize, bool, [[u8; 8]; 2])>(),
         image in prop::option::of("[a-z/.:]{1,20}"),
+        names in prop::collection::vec("[a-z]{1,8}:[a-z]{1,8}", 0..3),
     ) {
         let (fingerprint, target) = (BundleFingerprint(Digest::of_content(&a)), Digest::of_content(&b));
-        let mark = BundleMark { fingerprint, count, target, image, left_out, unpacked };
+        let refused = names.iter().map(|name| (name.parse().expect("a name"), target)).collect();
+        let mark = BundleMark { fingerprint, count, target, image, left_out, refused, unpacked };
         prop_assert_eq!(mark.to_string().parse(), Ok(mark));
     }
 }

@@ -24,7 +24,7 @@ use crate::store::{ImageStore, ImageStoreError};
 use crate::{Digest, ImagePolicy, ImportLimits, InstanceId, Namespace, Platform};
 
 use pass::PreseedPass;
-pub use proof::{DamagedImage, ImageProof, ProofKind};
+pub use proof::{DamagedImage, ImageProof, ProofKind, UncomparedImage};
 pub use required::RequiredImage;
 use retry::BundleResults;
 #[cfg(feature = "client")]

@@ -268,6 +268,8 @@ impl PreseedTask {
             self.preseed.set_proof_progress(None);
             match done {
                 Ok(()) => {
+                    proof.covers_all &=
+                        proof.images.as_ref().is_some_and(|images| images.not_compared().is_empty());
                     proof.has_ended = true;
                     return;
                 }
@@ -328,7 +330,7 @@ struct PowerCutProof {
     images: Option<ImageProof>,
     /// The time of the next attempt, after one that has failed.
     next_at: Option<Instant>,
-    /// True if all bundles were read when it began. Else the next start compares again.
+    /// True if all bundles were read when it began, and there was room to compare. Else the next start compares again.
     covers_all: bool,
     has_ended: bool,
 }

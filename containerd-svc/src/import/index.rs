@@ -81,7 +81,7 @@ impl ArchiveIndex {
         // Reading all of it finds out whether the content is damaged or missing; beside a good image, a fault is named
         // by the import.
         let is_fault =
-            |image: &LeftOutImage| !chosen.is_empty() && !image.is_foreign() && !image.is_refused();
+            |image: &LeftOutImage| !chosen.is_empty() && !image.is_foreign() && image.refused().is_none();
         if left_out.iter().any(|image| is_missing(image) || is_fault(image)) {
             return Ok(Judgement::default());
         }

@@ -143,6 +143,9 @@ impl<'a> PreseedPass<'a> {
                 }
             }
         }
+        if self.namespace_failures.is_empty() {
+            self.preseed.lock_memory().states.forget_unlisted(&self.listed);
+        }
         Ok(())
     }
 
@@ -278,15 +281,12 @@ impl<'a> PreseedPass<'a> {
         let path = self.preseed.bundle_path(bundle);
         let to_import_error = |error: BundleError| error.with_path(path.clone());
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
-        let known = self.preseed.find_left_out(bundle);
         if let BundleAction::Verify(images) = action
-            // What a fault has left out is only known to the process that has read the bundle.
-            && (known.is_some() || !bundle.has_left_out(&images))
+            && let Some(mut left_out) = self.list_left_out(bundle, &images).await
             && let Some(images) =
                 survey_images(scope, &images, *unpacks_layers).await.map_err(to_import_error)?
         {
             let (images, mut refused) = self.apply_policy(bundle, images).await;
-            let mut left_out = known.unwrap_or_default();
             left_out.append(&mut refused);
             return Ok(Processed { images, left_out, is_imported: false });
         }
@@ -307,8 +307,13 @@ impl<'a> PreseedPass<'a> {
             if *lists_digests {
                 add_digest_names(&mut targets);
             }
-            let import = ImportMark { count: targets.len(), left_out, unpacked: *unpacks_layers };
-            self.map_images(bundle, &targets, import, &mut owned)
+            let import = ImportMark {
+                count: targets.len(),
+                left_out: left_out.iter().filter(|image| !image.is_foreign()).count(),
+                refused: left_out.iter().filter_map(LeftOutImage::refused).collect(),
+                unpacked: *unpacks_layers,
+            };
+            self.map_images(bundle, &targets, &import, &mut owned)
         })
         .await;
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
@@ -336,6 +341,23 @@ impl<'a> PreseedPass<'a> {
             return Err(ImportError::Store { path, source });
         };
         Ok(Processed { images, left_out, is_imported: true })
+    }
+
+    /// What was left out of a bundle with these images; `None` if the bundle has to be read for that, or because the policy
+    /// allows now what it has refused.
+    async fn list_left_out(&self, bundle: &Bundle, images: &[Image]) -> Option<Vec<LeftOutImage>> {
+        // Another fault is only known to the process that has read the bundle.
+        if let Some(known) = self.preseed.find_left_out(bundle) {
+            return Some(known);
+        }
+        let mut left_out = Vec::new();
+        for (name, digest) in bundle.find_refused(images)? {
+            let policy = self.preseed.policy.as_deref();
+            let refused = import::check_policy(policy, &bundle.namespace, &name, digest).await.err()?;
+            let reason = LeftOutReason::Archive(refused);
+            left_out.push(LeftOutImage { name: name.to_string(), reason });
+        }
+        Some(left_out)
     }
 
     /// Leaves out the listed images that the policy refuses: it may be another one than at their import.
@@ -372,7 +394,7 @@ impl<'a> PreseedPass<'a> {
         &self,
         bundle: &Bundle,
         targets: &[(ImageName, Descriptor)],
-        import: ImportMark,
+        import: &ImportMark,
         owned: &mut Vec<String>,
     ) -> Vec<Image> {
         let listed = self.listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);

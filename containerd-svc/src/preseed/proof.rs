@@ -24,6 +24,7 @@ pub struct ImageProof {
     kind: ProofKind,
     image_count: usize,
     damaged: Vec<DamagedImage>,
+    not_compared: Vec<UncomparedImage>,
 }
 
 /// The effort of a comparison. In each, damaged content does not exist for the store from then on, so that the next pass over
@@ -47,6 +48,17 @@ pub struct DamagedImage {
     /// The name.
     pub name: String,
     /// What is wrong.
+    pub reason: String,
+}
+
+/// An image whose unpacked layers could not be compared for lack of free space, or not byte by byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UncomparedImage {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The name.
+    pub name: String,
+    /// The reason, and what is to be done.
     pub reason: String,
 }
 
@@ -78,6 +90,7 @@ impl ImageProof {
             kind,
             image_count: 0,
             damaged: Vec::new(),
+            not_compared: Vec::new(),
         };
         for (namespace, image) in images {
             let scope = ImageScope {
@@ -114,7 +127,8 @@ impl ImageProof {
     }
 
     /// Reads the content at a pace, until all of it was read, and reports after each image. Damaged content does not exist for
-    /// the store from then on, and the states of its images are those of damaged ones.
+    /// the store from then on, and the states of its images are those of damaged ones. A full disk ends no comparison: see
+    /// [`not_compared`](Self::not_compared).
     ///
     /// # Errors
     /// [`ImageStoreError`]; a retry can help.
@@ -143,13 +157,14 @@ impl ImageProof {
                 }
             }
             let mut reason = damaged.map(|digest| format!("its content {digest} is missing or damaged"));
+            let mut full_disk = None;
             for layers in &subject.layers {
                 // What was unpacked from a layer whose file is damaged now may be damaged as well.
                 let from = layers.iter().position(|layer| self.known.get(&layer.blob.digest) == Some(&false));
-                let thorough = self.kind == ProofKind::Repair;
+                let is_compared = from.is_none();
                 let from = match from {
                     Some(from) => Some(from),
-                    None => store.find_damaged_layer(&subject.namespace, layers, thorough).await?,
+                    None => find_damaged_layer(store, subject, layers, self.kind, &mut full_disk).await?,
                 };
                 let Some(from) = from else { continue };
                 let layer = layers[from].blob.digest;
@@ -158,21 +173,31 @@ impl ImageProof {
                 if self.kind != ProofKind::Verify
                     && !store.discard_unpacked(&subject.namespace, layers, from).await?
                 {
-                    *reason += &format!(
-                        "; its unpacked layer {layer} is in use: `nodectl images repair {}` compares it; if it is damaged, \
-                         delete the pods that use it first",
-                        subject.name
-                    );
+                    let ProofSubject { namespace, name, .. } = subject;
+                    let repair = format!("`nodectl images repair --namespace {namespace} {name}`");
+                    *reason += &match is_compared {
+                        true => {
+                            format!(", and a container uses it: delete the pods that use it, then {repair}")
+                        }
+                        false => format!(
+                            "; what a container has unpacked from layer {layer} is in use: {repair} compares it"
+                        ),
+                    };
                     preseed.record_in_use(&subject.namespace, subject.target, reason);
                 }
             }
-            if reason.is_none() {
+            if reason.is_none() && full_disk.is_none() {
                 preseed.record_intact(&subject.namespace, subject.target);
             }
             let (namespace, name) = (subject.namespace.clone(), subject.name.clone());
             self.done += 1;
-            if let Some(reason) = reason {
-                self.add_damage(namespace, name, reason);
+            match (reason, full_disk) {
+                (Some(reason), _) => self.add_damage(namespace, name, reason),
+                (None, Some(reason)) => {
+                    tracing::warn!("image {name} in {namespace} is not compared completely: {reason}");
+                    self.not_compared.push(UncomparedImage { namespace, name, reason });
+                }
+                (None, None) => {}
             }
             preseed.record_damage(&self.damaged);
             report(self);
@@ -190,6 +215,12 @@ impl ImageProof {
         &self.damaged
     }
 
+    /// The images whose content is intact so far, and whose unpacked layers there was no room to compare. Nothing else is
+    /// recorded about them.
+    pub fn not_compared(&self) -> &[UncomparedImage] {
+        &self.not_compared
+    }
+
     /// The number of images.
     pub fn image_count(&self) -> usize {
         self.image_count
@@ -204,4 +235,23 @@ impl ImageProof {
     pub fn done_bytes(&self) -> u64 {
         self.known.keys().filter_map(|digest| self.sizes.get(digest)).sum()
     }
+}
+
+/// Looks for damaged unpacked layers as thoroughly as the free space allows; the reason is set if that is less than wanted.
+async fn find_damaged_layer(
+    store: &dyn ImageStore,
+    subject: &ProofSubject,
+    layers: &[ImageLayer],
+    kind: ProofKind,
+    full_disk: &mut Option<String>,
+) -> Result<Option<usize>, ImageStoreError> {
+    // To count files takes next to no space; to unpack a layer again takes all of its own.
+    let attempts = if kind == ProofKind::Repair { &[true, false][..] } else { &[false] };
+    for thorough in attempts {
+        match store.find_damaged_layer(&subject.namespace, layers, *thorough).await {
+            Err(error @ ImageStoreError::NoSpace { .. }) => *full_disk = Some(error_chain(&error)),
+            found => return found,
+        }
+    }
+    Ok(None)
 }

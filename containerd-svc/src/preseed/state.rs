@@ -7,7 +7,7 @@ use super::{BundleOutcome, DamagedImage};
 use crate::error::LeftOutImage;
 use crate::import::error_chain;
 use crate::plan::{Bundle, WantedBundles};
-use crate::{Digest, Namespace};
+use crate::{Digest, Image, Namespace};
 
 /// How far an image of a bundle has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +103,17 @@ impl ImageStates {
             let problem = "its bundle can't be read: `nodectl logs root.containerd.preseed`";
             rows.iter_mut().for_each(|row| row.problem = Some(problem.to_owned()));
         }
+    }
+
+    /// Forgets that layers of targets are in use which neither a bundle nor an image refers to any more.
+    pub(super) fn forget_unlisted(&mut self, listed: &BTreeMap<Namespace, Vec<Image>>) {
+        let rows = self.by_bundle.values().flatten();
+        let known = rows.filter_map(|row| Some((&row.namespace, row.target?)));
+        let images = listed
+            .iter()
+            .flat_map(|(namespace, images)| images.iter().map(move |image| (namespace, image.target.digest)));
+        let known: BTreeSet<_> = known.chain(images).collect();
+        self.in_use.retain(|(namespace, target), _| known.contains(&(namespace, *target)));
     }
 
     /// Records what has become of a bundle.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nodekeel_containerd_svc::{ConfigFragment, ContainerdConfig, ContainerdSettings, LivenessProbe};
 use nodekeel_supervisor::{RunnableState, RunnableStatus};
@@ -62,8 +62,10 @@ async fn a_bundle_that_containerd_refuses_is_named_and_holds_no_dependent(
     let preseed = setup.enable_preseed();
     let preseed = preseed.with_unpacking(true);
     setup.containerd.preseed = Some(preseed.clone());
-    let daemon = setup.launch();
+    let daemon = setup.start().await;
+    let start = Instant::now();
     daemon.wait_ready("root.dependent", 1).await;
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?} after containerd", start.elapsed());
     let problem = daemon.wait_problem(&preseed, "1 of 3 bundles are not imported").await;
     assert!(problem.contains("b.tar"), "{problem}");
     // The CRI also lists each image by its id.

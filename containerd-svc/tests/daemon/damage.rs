@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
-    ContainerdImages, DamagedImage, ImageProof, ImageStage, ImageStore as _, Preseed, ProofKind, ReadPace,
+    ContainerdImages, DamagedImage, DiskReserve, ImageProof, ImageStage, ImageStore as _, Preseed, ProofKind,
+    ReadPace,
 };
 use rstest::rstest;
 
@@ -276,6 +277,38 @@ async fn a_layer_that_is_damaged_before_it_is_unpacked_is_written_again_and_its_
     daemon.stop().await;
 }
 
+/// A store for which the reserve takes all of the disk.
+fn without_room(store: &ContainerdImages, setup: &Setup) -> ContainerdImages {
+    store.clone().with_disk(setup.layout.root_dir(), DiskReserve::from_bytes(u64::MAX))
+}
+
+/// What is wrong with the one is seen without room, and the other can't be compared byte by byte.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_full_disk_ends_no_comparison_and_what_it_could_not_compare_is_named(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let setup = Setup::new(release);
+    put_images(&setup);
+    let daemon = setup.start().await;
+    let preseed = daemon.preseed().with_unpacking(true);
+    let store = preseed.set_up_store(daemon.images().await);
+    preseed.run(&store).await.unwrap();
+    damage_file(&daemon, Damage::SnapshotEmptied, 0);
+    let images = store.list_images(&namespace()).await.unwrap();
+    let images: Vec<_> = images.into_iter().map(|image| (namespace(), image)).collect();
+    let full = without_room(&store, &daemon);
+    let mut proof = ImageProof::new(&full, &preseed, &images, ProofKind::Repair).await.unwrap();
+    proof.run(&full, &preseed, &ReadPace::new(None), |_| {}).await.unwrap();
+    let (damaged, rest) = (proof.damaged(), proof.not_compared());
+    assert!(damaged.len() == 1 && rest.len() == 1 && damaged[0].name != rest[0].name, "{proof:?}");
+    assert!(rest[0].reason.contains("no space left"), "{rest:?}");
+    preseed.run(&store).await.unwrap();
+    assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
+    daemon.stop().await;
+}
+
 /// A snapshot with children can't be removed: the image stays damaged until its containers are gone, and says so.
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -302,10 +335,13 @@ async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked
     damage_file(&daemon, Damage::SnapshotFileZeroed, 0);
     for _ in 0..2 {
         let found = prove(&store, &preseed, ProofKind::Repair).await;
-        assert!(found[0].reason.contains("is in use"), "{found:?}");
+        assert!(found[0].reason.contains("delete the pods that use it"), "{found:?}");
         preseed.run(&store).await.unwrap();
         assert_eq!(stages(&preseed), [ImageStage::Damaged]);
     }
+    // A comparison that has no room to see it does not take that back.
+    assert_eq!(prove(&without_room(&store, &daemon), &preseed, ProofKind::Repair).await, []);
+    assert_eq!(stages(&preseed), [ImageStage::Damaged]);
     daemon.ctr(&["containers", "rm", &name]);
     prove(&store, &preseed, ProofKind::Repair).await;
     preseed.run(&store).await.unwrap();

@@ -80,3 +80,19 @@ async fn a_name_does_not_go_over_to_an_image_that_is_not_allowed() {
     let second = images.iter().find(|image| image.name == "localhost/other:1").unwrap().target.digest;
     assert_eq!(run_with(&bundles, &[second.to_string()]).await.changes.len(), 1);
 }
+
+#[tokio::test]
+async fn a_bundle_with_a_refused_image_is_read_again_only_where_the_policy_has_changed() {
+    let bundles = BundleFixture::new();
+    let archive = archive_of("localhost/a:1", b"a").with_image(&["localhost/b:1"], b"b");
+    bundles.put_bundle("a.tar.gz", &archive.to_gzip());
+    let first = asked_entries(&run_with(&bundles, &[]).await);
+    let second = asked_entries(&run_with(&bundles, &first).await);
+    let sessions = bundles.store.call_count(StoreCall::BeginImport);
+    for _ in 0..2 {
+        assert_eq!(asked_entries(&run_with(&bundles, &first).await), second, "it is still named");
+    }
+    assert_eq!(bundles.store.call_count(StoreCall::BeginImport), sessions, "it is not read");
+    assert_eq!(run_with(&bundles, &[first, second].concat()).await.failures(), [""; 0]);
+    assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/b:1"]);
+}

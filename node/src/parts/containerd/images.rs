@@ -12,7 +12,7 @@ use std::time::Duration;
 use nodekeel_containerd_svc::{
     ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImagePolicy, ImageProof, ImageStage,
     ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind,
-    ReadPace,
+    ReadPace, UncomparedImage,
 };
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
@@ -26,6 +26,11 @@ use crate::v1;
 
 /// The time for a list, which ends before the timeout of a client does: it is not the node that does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The namespace of the kubelet's images, which containerd creates with the first of them.
+///
+/// *Source:* containerd's `internal/cri/constants`.
+const CRI_NAMESPACE: &str = "k8s.io";
 
 /// The label of a pinned image.
 ///
@@ -98,6 +103,7 @@ pub(crate) async fn verify_images(
     let namespace = parse_namespace(&request.namespace)?;
     let preseed = images.as_ref().and_then(|images| images.preseed.clone());
     let store = connect_store(images).await?;
+    check_namespace(&store, preseed.as_ref(), &namespace).await?;
     let chosen = choose_images(&store, &namespace, &request.names).await?;
     let (to, reports) = mpsc::channel(1);
     let verification = Verification { store, preseed, reports: to.clone() };
@@ -109,6 +115,27 @@ pub(crate) async fn verify_images(
         }
     });
     Ok(ReceiverStream::new(reports))
+}
+
+/// Refuses a namespace that neither containerd nor a bundle has: nothing of a misspelt one is damaged.
+async fn check_namespace(
+    store: &ContainerdImages,
+    preseed: Option<&Preseed>,
+    namespace: &Namespace,
+) -> Result<(), Status> {
+    let listed = store.list_namespaces().await.map_err(|error| aborted_status(&error))?;
+    let states = preseed.map(Preseed::image_states).unwrap_or_default();
+    let mut known: BTreeSet<_> = listed.iter().map(Namespace::as_str).collect();
+    known.extend(states.iter().map(|state| state.namespace.as_str()));
+    known.insert(CRI_NAMESPACE);
+    if known.contains(namespace.as_str()) {
+        return Ok(());
+    }
+    let known: Vec<_> = known.into_iter().collect();
+    Err(Status::not_found(format!(
+        "there is no namespace {namespace} in containerd; known: {}",
+        known.join(", ")
+    )))
 }
 
 /// The images with these names, or all.
@@ -159,7 +186,7 @@ impl Verification {
             report.damaged.iter().any(|damaged| damaged.name == image.name)
         };
         let again: Vec<_> = chosen.iter().filter(is_damaged).cloned().collect();
-        let mut left = Vec::new();
+        let (mut left, mut not_compared) = (Vec::new(), Vec::new());
         // What is damaged does not exist for the next pass, which writes it again. Only then can the unpacked layers be compared, and
         // those that the comparison discards are unpacked by one more.
         for _ in 0..2 {
@@ -169,7 +196,8 @@ impl Verification {
                      `nodectl status root.containerd.preseed`, then repeat this",
                 ));
             }
-            left = self.compare(&again, kind, "repairing").await?.damaged;
+            let compared = self.compare(&again, kind, "repairing").await?;
+            (left, not_compared) = (compared.damaged, compared.not_compared);
             if left.is_empty() {
                 break;
             }
@@ -188,7 +216,9 @@ impl Verification {
                 }
             }
         }
-        Ok(v1::ImageVerification { state: "complete".into(), damaged, ..report })
+        // None of these was among the others before: it was damaged.
+        let not_compared = [report.not_compared, not_compared].concat();
+        Ok(v1::ImageVerification { state: "complete".into(), damaged, not_compared, ..report })
     }
 
     async fn compare(
@@ -217,12 +247,17 @@ fn proof_message(proof: &ImageProof, state: &str) -> v1::ImageVerification {
         reason: image.reason.clone(),
         repaired: false,
     };
+    let not_compared = |image: &UncomparedImage| v1::UncomparedImage {
+        name: image.name.clone(),
+        reason: format!("its unpacked layers: {}", image.reason),
+    };
     v1::ImageVerification {
         state: state.into(),
         images: proof.image_count() as u64,
         done_bytes: proof.done_bytes(),
         total_bytes: proof.total_bytes(),
         damaged: proof.damaged().iter().map(damaged).collect(),
+        not_compared: proof.not_compared().iter().map(not_compared).collect(),
     }
 }
 

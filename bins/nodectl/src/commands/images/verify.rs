@@ -24,6 +24,7 @@ struct VerificationView {
     images: u64,
     bytes: u64,
     damaged: Vec<DamagedView>,
+    not_compared: Vec<UncomparedView>,
 }
 
 #[derive(Debug, Serialize)]
@@ -31,6 +32,12 @@ struct DamagedView {
     name: String,
     reason: String,
     repaired: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct UncomparedView {
+    name: String,
+    reason: String,
 }
 
 impl VerifyArgs {
@@ -60,10 +67,17 @@ impl VerifyArgs {
             reason: image.reason,
             repaired: image.repaired,
         });
-        let view =
-            VerificationView { images: last.images, bytes: last.total_bytes, damaged: damaged.collect() };
+        let not_compared = last.not_compared.into_iter();
+        let not_compared =
+            not_compared.map(|image| UncomparedView { name: image.name, reason: image.reason });
+        let view = VerificationView {
+            images: last.images,
+            bytes: last.total_bytes,
+            damaged: damaged.collect(),
+            not_compared: not_compared.collect(),
+        };
         printer.print_result(&view, &describe(&view))?;
-        match view.damaged.iter().all(|image| image.repaired) {
+        match view.not_compared.is_empty() && view.damaged.iter().all(|image| image.repaired) {
             true => Ok(()),
             false => Err(CommandError::NotHealthy),
         }
@@ -82,13 +96,17 @@ fn describe_progress(report: &v1::ImageVerification) -> String {
 
 fn describe(view: &VerificationView) -> String {
     let mut text = format!("{} images, {:.1} MB compared: ", view.images, view.bytes as f64 / 1e6);
-    match view.damaged.len() {
-        0 => text += "all are intact",
-        count => text += &format!("{count} damaged"),
+    match (view.damaged.len(), view.not_compared.len()) {
+        (0, 0) => text += "all are intact",
+        (damaged, 0) => text += &format!("{damaged} damaged"),
+        (damaged, rest) => text += &format!("{damaged} damaged, {rest} not compared completely"),
     }
     for DamagedView { name, reason, repaired } in &view.damaged {
         let repaired = if *repaired { ": repaired" } else { "" };
         text += &format!("\n{}: {}{repaired}", escape_control(name), escape_control(reason));
+    }
+    for UncomparedView { name, reason } in &view.not_compared {
+        text += &format!("\n{}: not compared: {}", escape_control(name), escape_control(reason));
     }
     text
 }
@@ -99,7 +117,8 @@ mod tests {
 
     #[test]
     fn a_comparison_names_each_damaged_image_and_whether_it_is_repaired() {
-        let mut view = VerificationView { images: 2, bytes: 1_500_000, damaged: Vec::new() };
+        let (damaged, not_compared) = (Vec::new(), Vec::new());
+        let mut view = VerificationView { images: 2, bytes: 1_500_000, damaged, not_compared };
         assert_eq!(describe(&view), "2 images, 1.5 MB compared: all are intact");
         for (name, repaired) in [("a:1", true), ("b:1", false)] {
             view.damaged.push(DamagedView {
@@ -111,5 +130,9 @@ mod tests {
         let text = describe(&view);
         let lines: Vec<_> = text.lines().skip(1).collect();
         assert_eq!(lines, ["a:1: its content is damaged: repaired", "b:1: its content is damaged"]);
+        view.not_compared.push(UncomparedView { name: "c:1".into(), reason: "no space".into() });
+        let text = describe(&view);
+        assert!(text.starts_with("2 images, 1.5 MB compared: 2 damaged, 1 not compared completely\n"));
+        assert!(text.ends_with("\nc:1: not compared: no space"), "{text}");
     }
 }
