@@ -12,6 +12,10 @@ use super::{JoinRefusal, MemberId, MemberName, PeerUrl};
 use crate::BoxError;
 use crate::pki::CaError;
 
+/// What a node that was removed says of it, wherever it finds that out, as a clause with the remedy.
+pub const REMOVED_NODE: &str =
+    "this node was removed from its cluster: type `nodectl reset` here, and join it by another ticket";
+
 /// The cause for which a member could not start, or had to exit.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -97,8 +101,8 @@ pub enum ConsensusError {
     /// has forgotten what the member has acknowledged since. Nothing was started.
     #[error(
         "the disk of member {name} is an older copy: it has its start {own}, and member {witness} has seen start \
-         {seen}; starting it would lose writes; let this node join again as a new member: `nodectl cluster remove {name}` \
-         on another node, `nodectl reset` here, and another ticket"
+         {seen}; starting it would lose writes; let this node join again as a new member: `nodectl cluster replace {name}` \
+         on another node, `nodectl reset` here, and the new ticket"
     )]
     OlderDisk {
         /// The member.
@@ -112,8 +116,8 @@ pub enum ConsensusError {
     },
     /// The certificate is revoked: the node was expelled.
     #[error(
-        "this member's certificate {} is revoked: reset this node, and join by another ticket",
-        .certificate.display()
+        "{} (its certificate {} is revoked)",
+        REMOVED_NODE, .certificate.display()
     )]
     CertificateRevoked {
         /// The certificate's file.
@@ -167,8 +171,8 @@ pub enum ConsensusError {
     /// The data differs from that of a majority of the voters, by a record of an earlier run: it is not started, and serves
     /// nothing. Nothing was changed.
     #[error(
-        "this member's data in {} differs from that of a majority of the voters, and is not served: remove this member \
-         from the cluster, reset this node, and join it by another ticket; its record is {}", .data.display(), .record.display()
+        "this member's data in {} differs from that of a majority of the voters, and is not served: \
+         `nodectl cluster replace` this node on another one, `nodectl reset` here, and join it by the new ticket; its record is {}", .data.display(), .record.display()
     )]
     DataDiffers {
         /// The data directory.
@@ -176,17 +180,9 @@ pub enum ConsensusError {
         /// The record. Without it, the member starts, and is compared again.
         record: PathBuf,
     },
-    /// The cluster that the member was to join does not list it: add it, or start the node at the address
-    /// that was added.
-    #[error(
-        "the cluster has no member {name} at {address}, since it was removed: reset this node, and join by another ticket"
-    )]
-    NotAMember {
-        /// The requested name.
-        name: MemberName,
-        /// The requested address.
-        address: IpAddr,
-    },
+    /// The cluster has removed the member, by a record of an earlier run, or by its list. It is not started.
+    #[error("{}", REMOVED_NODE)]
+    Removed,
     /// The cluster does not admit the member. Nothing was started.
     #[error("can't join the cluster")]
     JoinRefused(#[source] JoinRefusal),

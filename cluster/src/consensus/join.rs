@@ -17,8 +17,8 @@ pub enum JoinRefusal {
     /// not on this disk. Its vote may stand for data that the others rely on.
     #[error(
         "member {name} ({id}) has started before, and its data is not on this disk: the ticket is used, the disk \
-         was lost, or this host is a clone; if the data is gone, remove the member from the cluster, reset this \
-         node, and join it by another ticket"
+         was lost, or this host is a clone; if the data is gone, type `nodectl cluster replace {name}` on a \
+         member and `nodectl reset` here, and join it by another ticket"
     )]
     AlreadyStarted {
         /// The member's id.
@@ -30,8 +30,8 @@ pub enum JoinRefusal {
     /// one host.
     #[error(
         "the ticket of member {name} ({id}) is used by another host, or was used with a disk of this one that is lost: \
-         leave it to that host; or revoke the ticket (if the member takes part, remove it), reset this node, and join \
-         it by another ticket"
+         leave it to that host; or revoke the ticket (if the member takes part, remove it), type `nodectl reset` here, \
+         and join it by another ticket"
     )]
     TicketUsed {
         /// The member's id.
@@ -40,15 +40,17 @@ pub enum JoinRefusal {
         name: String,
     },
     /// The ticket was revoked, and its host still reaches the cluster: its members have not heard of that yet.
-    #[error("the ticket of member {name} was revoked: reset this node, and join it by another ticket")]
+    #[error(
+        "the ticket of member {name} was revoked: type `nodectl reset` here, and join it by another ticket"
+    )]
     TicketRevoked {
         /// The member's name.
         name: String,
     },
     /// The cluster lists no member at the URL: the ticket was revoked, or the member removed.
     #[error(
-        "the cluster has no member at {url}: the ticket was revoked, or its member removed; reset this node, and \
-         join it by another ticket"
+        "the cluster has no member at {url}: the ticket was revoked, or its member removed; type `nodectl reset` here, \
+         and join it by another ticket"
     )]
     NotListed {
         /// The URL at which the member was to be added.

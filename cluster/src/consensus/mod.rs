@@ -32,7 +32,7 @@ use std::fmt::Debug;
 
 pub use cluster_access::ClusterAccess;
 pub use condition::{DataTransfer, MemberCondition, StoreAlarm, VoterReach};
-pub use error::{ConsensusError, MembershipError};
+pub use error::{ConsensusError, MembershipError, REMOVED_NODE};
 pub use join::JoinRefusal;
 pub use maintenance::{StoreMaintenance, check_defragment, check_disarm};
 pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};

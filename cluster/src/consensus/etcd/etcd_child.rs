@@ -28,6 +28,8 @@ struct ExitRecord {
     /// True from an exit until it is ready again.
     is_down: bool,
     last_exit: Option<Arc<str>>,
+    /// True once it has found that its cluster has removed it.
+    is_removed: bool,
 }
 
 impl ExitRecord {
@@ -35,6 +37,7 @@ impl ExitRecord {
     fn record_exit(&mut self, result: &Result<(), Failure>, fault: Option<EtcdFault>) {
         self.early_exits += 1;
         self.is_down = true;
+        self.is_removed |= fault == Some(EtcdFault::Removed);
         self.last_exit = Some(match (result, fault) {
             (Err(failure), Some(fault)) => format!("{failure}: {fault}").into(),
             (Err(failure), None) => failure.to_string().into(),
@@ -54,7 +57,8 @@ impl ExitRecord {
         // A process that has never worked is reported at its first exit; one that has may just have been
         // killed.
         let enough = if self.was_ready { MAX_EARLY_EXITS } else { 1 };
-        self.last_exit.as_ref().filter(|_| self.early_exits >= enough || self.clean_exits >= MAX_CLEAN_EXITS)
+        let is_broken = self.is_removed || self.early_exits >= enough || self.clean_exits >= MAX_CLEAN_EXITS;
+        self.last_exit.as_ref().filter(|_| is_broken)
     }
 }
 
@@ -94,6 +98,11 @@ impl ExitWatch {
             Some(failure) => failure,
             None => std::future::pending().await,
         }
+    }
+
+    /// Returns whether the process has exited since its cluster has removed it.
+    pub(super) fn is_removed(&self) -> bool {
+        self.exits.borrow().is_removed
     }
 
     /// Waits until the process exits, or is ready again. Never completes once it can do neither.

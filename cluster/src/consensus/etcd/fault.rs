@@ -12,6 +12,8 @@ use nodekeel_supervisor::{OutputOrigin, OutputSink};
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use crate::consensus::REMOVED_NODE;
+
 /// The longest line that is read: the fields that matter come before the stack trace.
 const MAX_LINE: usize = 16 * 1024;
 /// The longest text of etcd that is quoted, in characters.
@@ -44,8 +46,7 @@ pub(super) enum EtcdFault {
 
 impl fmt::Display for EtcdFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const REPLACE: &str =
-            "`nodectl cluster remove` this node on another one, reset it, and join it by another ticket";
+        const REPLACE: &str = "`nodectl cluster replace` this node on another one, `nodectl reset` here, and join it by the new ticket";
         match self {
             Self::LogBehind => write!(
                 f,
@@ -55,9 +56,7 @@ impl fmt::Display for EtcdFault {
                 f,
                 "its data is of another cluster than that of the members that it reaches; restore this node's data, or {REPLACE}"
             ),
-            Self::Removed => f.write_str(
-                "its cluster has removed this member; reset this node, and join by another ticket",
-            ),
+            Self::Removed => f.write_str(REMOVED_NODE),
             Self::DatabaseDamaged => write!(f, "its database is damaged; check the disk, then {REPLACE}"),
             Self::LogDamaged => write!(f, "its write-ahead log is damaged; check the disk, then {REPLACE}"),
             Self::DiskFull => f.write_str("its disk is full; free space on it"),

@@ -26,6 +26,8 @@ nodekeel_localstorage::layout! {
         pub(super) etcd_version: LayoutFile = "etcd_version", 0o400;
         /// Written when the data was found to differ from that of a majority: it must not be served.
         pub(super) data_differs: LayoutFile = "data_differs", 0o400;
+        /// Written when etcd has found that its cluster has removed it: it is not started again.
+        pub(super) removed: LayoutFile = "removed", 0o400;
         /// The number of the member's last start: see [`starts`](super::starts).
         pub(super) start: LayoutFile = "start", 0o400;
     }
@@ -206,6 +208,19 @@ pub(super) fn record_difference(files: &EtcdDir) -> Result<ConsensusError, Conse
     let written = record.write(b"The data of this member differs from that of a majority of the voters.\n");
     written.map_err(ConsensusError::backend("record that the data differs"))?;
     Ok(data_differs(files, &record))
+}
+
+/// Records that the cluster has removed the member, and returns the error of each start from now on.
+pub(super) fn record_removal(files: &EtcdDir) -> Result<ConsensusError, ConsensusError> {
+    let written = pki_dirs(files)?.removed.write(b"The cluster has removed this member.\n");
+    written.map_err(ConsensusError::backend("record that the cluster has removed this member"))?;
+    Ok(ConsensusError::Removed)
+}
+
+/// Rejects a member that its cluster has removed.
+pub(super) fn check_removal(files: &EtcdDir) -> Result<(), ConsensusError> {
+    let failed = ConsensusError::backend("look for the record of a removal");
+    if pki_dirs(files)?.removed.exists().map_err(failed)? { Err(ConsensusError::Removed) } else { Ok(()) }
 }
 
 /// Rejects data that differs from that of a majority. A member without data has none that could.

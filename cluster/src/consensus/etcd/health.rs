@@ -699,7 +699,7 @@ mod tests {
             ..HealthCheck::default()
         };
         let text = assess(&cut_off, true, Path::new("/data")).unwrap().to_string();
-        assert!(text.contains("of another cluster") && text.contains("nodectl cluster remove"), "{text}");
+        assert!(text.contains("of another cluster") && text.contains("nodectl cluster replace"), "{text}");
         let well = HealthCheck { status: Some(status(true)), ..cut_off };
         assert_eq!(assess(&well, true, Path::new("/data")), None, "another host called it");
     }

@@ -176,7 +176,10 @@ impl MemberRun<'_> {
         tokio::select! {
             biased;
             canceled = self.ctx.canceled() => Err(canceled.into()),
-            broken = exits.wait_broken() => Err(self.process_error(broken).into()),
+            broken = exits.wait_broken() => Err(match exits.is_removed() {
+                true => self.record(files::record_removal, "record the removal").await.into(),
+                false => self.process_error(broken).into(),
+            }),
             served = self.serve(prepared, &health) => served,
             never = health.report_conditions(self.reporter, watched) => match never {},
             signaled = self.reporter.signal_readiness(self.ctx) => {
@@ -192,6 +195,7 @@ impl MemberRun<'_> {
     ) -> Result<PreparedFiles, ConsensusError> {
         let (files, binary) = (self.member.files.clone(), self.member.config.binary.clone());
         let prepare = move || {
+            files::check_removal(&files)?;
             let prepared = files::prepare_files(&files, &start)?;
             if let InitialCluster::New { .. } = prepared.initial_cluster {
                 files::discard_unsaved_cluster(&files)?;
@@ -294,9 +298,18 @@ impl MemberRun<'_> {
     /// Records that the data differs from that of a majority: no later run starts with it.
     async fn record_difference(&self) -> ConsensusError {
         tracing::error!("the data of this member differs from that of a majority of the voters: stopping it");
+        self.record(files::record_difference, "record that the data differs").await
+    }
+
+    /// Records why no later run starts, and returns that.
+    async fn record(
+        &self,
+        record: fn(&EtcdDir) -> Result<ConsensusError, ConsensusError>,
+        operation: &str,
+    ) -> ConsensusError {
         let files = self.member.files.clone();
-        let recorded = spawn_blocking(move || files::record_difference(&files)).await;
-        let recorded = recorded.map_err(ConsensusError::backend("record that the data differs"));
+        let recorded =
+            spawn_blocking(move || record(&files)).await.map_err(ConsensusError::backend(operation));
         recorded.and_then(|recorded| recorded).unwrap_or_else(|error| error)
     }
 

@@ -37,7 +37,7 @@ use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, PeerClient};
 use super::retry_pause::RetryPause;
 use super::witness::Witness;
-use crate::consensus::{ConsensusError, MemberName, StatusReporter, VoterReach};
+use crate::consensus::{ConsensusError, MemberName, REMOVED_NODE, StatusReporter, VoterReach};
 
 /// The longest start record that is read: a name and a number.
 const MAX_RECORD: u64 = 256;
@@ -349,7 +349,13 @@ fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String 
     silent.sort();
     let reach = VoterReach::new(voters, silent);
     let rejected = errors.values().filter_map(|voter| Some((&voter.host, voter.rejection.as_ref()?)));
-    let rejected: String = rejected.map(|(host, reason)| format!("; {host}: {reason}")).collect();
+    let rejected: Vec<_> = rejected.map(|(host, reason)| format!("; {host}: {reason}")).collect();
+    // One that lacks its list of revoked certificates rejects everyone; so many do not.
+    let is_removed = rejected.len() > (voters - 1) / 2;
+    let rejected = rejected.concat();
+    if is_removed {
+        return format!("waits for a majority, which rejects its certificate{rejected}; {REMOVED_NODE}");
+    }
     format!(
         "waits for a majority: {reach}{rejected}; start them; if this node was removed from its cluster, or the others \
          were: `nodectl reset`, and another ticket"

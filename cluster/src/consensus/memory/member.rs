@@ -85,7 +85,7 @@ async fn run_member(
         canceled = ctx.canceled() => Err::<(), CanceledError>(canceled)?,
         () = removed.cancelled() => {}
     }
-    Err(not_a_member(start).into())
+    Err(ConsensusError::Removed.into())
 }
 
 async fn start_member(
@@ -116,10 +116,8 @@ async fn start_member(
         new.save_to(Arc::clone(&root)).await.map_err(ConsensusError::Ca)?;
         *lock_disk(disk) = Some(MemberDisk { pending_ca: None, ..member.clone() });
     }
-    let (this, removed): (Member, _) = member
-        .cluster
-        .start_member(member.id, &start.name, start.address)
-        .ok_or_else(|| not_a_member(start))?;
+    let (this, removed): (Member, _) =
+        member.cluster.start_member(member.id, &start.name, start.address).ok_or(ConsensusError::Removed)?;
     let members = MemoryMembers { cluster: member.cluster, stopped: reporter.stop_token() };
     Ok((ClusterAccess::new(this, root, Arc::new(members)), removed))
 }
@@ -157,10 +155,6 @@ async fn join_cluster(start: &StartOptions, network: &MemoryNetwork) -> Result<M
     let this = Peer::new(start.name.clone(), url);
     let id = check_join(&members, &this).map_err(ConsensusError::JoinRefused)?;
     Ok(MemberDisk { cluster, id, pending_ca: None })
-}
-
-fn not_a_member(start: &StartOptions) -> ConsensusError {
-    ConsensusError::NotAMember { name: start.name.clone(), address: start.address }
 }
 
 /// Takes the place of file paths in errors.

@@ -4,17 +4,19 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::kv::KeyRange;
-use nodekeel_cluster::consensus::{MembershipError, PeerUrl};
+use nodekeel_cluster::consensus::{MembershipError, PeerUrl, REMOVED_NODE};
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{GoldenTicket, NodeId, NodeRemovalError, NodeReplacer, RemovalStep};
 use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_supervisor::Failure;
 use rstest::rstest;
+use tokio::time::{sleep, timeout};
 
 use super::history::{Random, SEED_ENV, number_from};
 use super::voter::{Voter, get, put, start_cluster, stop_all};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
 use crate::etcd::retried;
+use crate::member_run::HANG;
 
 /// The number of replacements.
 const REPLACES_ENV: &str = "NODEKEEL_REPLACES";
@@ -165,6 +167,12 @@ async fn a_leader_is_removed_and_the_others_go_on(#[values(Debian, Newest)] vers
     put(&voters[0], "/k", "after the removal").await;
     assert_eq!(get(&voters[1], "/k").await.as_deref(), Some("after the removal"));
     assert_nodes(&voters).await;
+    // While it runs, and at each start.
+    wait_removed(&removed).await;
+    removed.stop().await;
+    removed.start();
+    wait_removed(&removed).await;
+    assert!(!removed.kill_etcd(), "its etcd was started");
     removed.stop().await;
     stop_all(&mut voters).await;
 }
@@ -216,10 +224,37 @@ async fn nodes_leave_down_to_the_last_the_leader_too(#[values(Debian, Newest)] v
         println!("{version:?}: {left} left");
         put(&voters[0], "/k", "after it").await;
         assert_nodes(&voters).await;
+        wait_removed(&leaving).await;
         leaving.stop().await;
     }
     let last = leave(&voters[0]).await.unwrap_err();
     assert!(matches!(last, NodeRemovalError::LastNode { .. }), "{last:?}");
     assert_nodes(&voters).await;
+    stop_all(&mut voters).await;
+}
+
+/// Waits until the node says that it was removed, and what to do.
+async fn wait_removed(voter: &Voter) {
+    let is_told = || voter.node().condition().is_some_and(|reason| reason.contains(REMOVED_NODE));
+    let told = async {
+        while !is_told() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let told = timeout(HANG, told).await;
+    assert!(told.is_ok(), "{:?}", voter.node().condition());
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_node_that_was_removed_while_it_was_off_says_so(#[values(Debian, Newest)] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
+    let node = node_id(&voters[2]).await;
+    voters[2].kill().await;
+    let removing = voters[0].node();
+    retried(async || removing.node_remover()?.remove_node(&node).await.map_err(Failure::from)).await;
+    voters[2].start();
+    wait_removed(&voters[2]).await;
     stop_all(&mut voters).await;
 }

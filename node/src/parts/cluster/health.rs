@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use nodekeel_cluster::consensus::REMOVED_NODE;
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentState, WaitCause};
 
 use super::DN;
@@ -48,6 +49,10 @@ fn describe_condition(
         _ if clause.is_empty() => {
             let hint = "`nodectl cluster status`; `nodectl logs --children root.cluster`";
             return found.hint(hint);
+        }
+        _ if clause.contains(REMOVED_NODE) => {
+            let hint = "`nodectl reset`, and join it by another ticket";
+            ("was removed from its cluster".to_owned(), String::new(), hint.to_owned())
         }
         state => {
             let problem = match state {
@@ -117,6 +122,10 @@ mod tests {
                 "",
                 "`nodectl cluster status`; `nodectl logs --children root.cluster`"
             ]
+        );
+        assert_eq!(
+            describe(&EnrolmentState::New, &format!("the member failed: {REMOVED_NODE}")),
+            ["was removed from its cluster", "", "`nodectl reset`, and join it by another ticket"]
         );
         assert_eq!(
             describe(&EnrolmentState::New, ""),

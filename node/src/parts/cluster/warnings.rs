@@ -37,7 +37,7 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
         let name = report.member.name.as_deref().unwrap_or("NODE");
         let problem = "has other data than a majority of the voters, and must not be read from";
         HealthCondition::warning(format!("voter {}", member_host(&report.member)), problem).hint(format!(
-            "`nodectl cluster remove {name}`, `nodectl reset` on its node, and join it by another ticket"
+            "`nodectl cluster replace {name} --file FILE`, `nodectl reset` on its node, and join it by that ticket"
         ))
     }));
     found.extend(report.uncompared_since.map(|since| {
