@@ -189,13 +189,22 @@ pub enum ConsensusError {
     /// The cluster's CA could not be saved, or the saved one is invalid.
     #[error("can't save or load the cluster's CA")]
     Ca(#[source] CaError),
-    /// The list of revoked certificates was missing, and has been read from the member's data: the next start has
-    /// it.
+    /// The list of revoked certificates is missing, and etcd's data has none either: etcd would accept revoked certificates.
+    /// Nothing was started.
     #[error(
-        "etcd's list of revoked certificates was missing and was restored from the member's data: restarting \
-         etcd"
+        "the list of revoked certificates {} is missing, and no copy of it can be read in {}: restore it from another member, \
+         which has the same in its directory, or let this node join again as a new member: `nodectl cluster replace {name}` on \
+         another node, and `nodectl reset` here",
+        .list.display(), .data.display()
     )]
-    RevocationListRestored,
+    RevocationListMissing {
+        /// The member.
+        name: MemberName,
+        /// The list's file.
+        list: PathBuf,
+        /// The data directory.
+        data: PathBuf,
+    },
     /// The running store did not answer. A retry may help.
     #[error("can't {operation}")]
     Kv {

@@ -1,8 +1,10 @@
-//! The versions and the members that etcd has written into its own database, read without etcd.
+//! The versions, the members and the keys that etcd has written into its own database, read without etcd.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+
+use prost::Message as _;
 
 use super::version::EtcdVersion;
 
@@ -26,6 +28,8 @@ const BUCKET_HEADER: usize = 16;
 const PAGE_SIZES: [u64; 7] = [1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16];
 /// The largest page with its overflow that is read. Pages on the way to a version are small.
 const MAX_PAGE: u64 = 16 << 20;
+/// The length of a revision; that of a deletion has a mark after it.
+const REVISION_BYTES: usize = 17;
 /// More levels than a tree of any size has; a damaged one may have a cycle.
 const MAX_DEPTH: u32 = 32;
 
@@ -56,6 +60,39 @@ pub(super) fn stored_members(file: &File) -> io::Result<Vec<Vec<u8>>> {
         db.collect_values(db.bucket_page(&bucket)?, MAX_DEPTH, &mut members)?;
     }
     Ok(members)
+}
+
+/// A key of the store in its revisions, as etcd writes it.
+///
+/// *Source:* `KeyValue` in etcd's mvccpb/kv.proto.
+#[derive(Clone, PartialEq, prost::Message)]
+struct StoredKey {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    value: Vec<u8>,
+}
+
+/// The newest value of a key in this database. None if it has none, or if its file cannot be understood, any page of it that
+/// may have a newer value included.
+///
+/// All changes since the last compaction are there, in the order of their revisions, so that the last one of the key counts.
+///
+/// *Source:* `Key` in etcd's `schema/bucket.go`, `revToBytes` and `appendMarkTombstone` in `mvcc/revision.go`.
+pub(super) fn stored_value(file: &File, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let Some(db) = Db::open(file)? else { return Ok(None) };
+    let Some(bucket) = db.find(db.page(db.root)?, b"key")? else { return Ok(None) };
+    match db.find_last(db.bucket_page(&bucket)?, key, MAX_DEPTH) {
+        Ok(found) => Ok(found.flatten()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The value of a change of this key; none if it is a deletion. None at all if the change is of another key.
+fn parse_change(revision: &[u8], change: &[u8], key: &[u8]) -> io::Result<Option<Option<Vec<u8>>>> {
+    let stored = StoredKey::decode(change).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok((stored.key == key).then(|| (revision.len() == REVISION_BYTES).then_some(stored.value)))
 }
 
 struct Db<'a> {
@@ -114,6 +151,33 @@ impl<'a> Db<'a> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The last change of a key of the store in the tree below this page. An error if a page cannot be understood: it may have
+    /// a later one.
+    fn find_last(
+        &self,
+        page: Option<Vec<u8>>,
+        key: &[u8],
+        depth: u32,
+    ) -> io::Result<Option<Option<Vec<u8>>>> {
+        let damaged = || io::Error::from(io::ErrorKind::InvalidData);
+        let bytes = page.filter(|_| depth > 0).ok_or_else(damaged)?;
+        let flags = page_flags(&bytes).filter(|flags| [LEAF_PAGE, BRANCH_PAGE].contains(flags));
+        let is_leaf = flags.ok_or_else(damaged)? == LEAF_PAGE;
+        for at in elements(&bytes).rev() {
+            let found = if is_leaf {
+                let (revision, change) = leaf_element(&bytes, at).ok_or_else(damaged)?;
+                parse_change(revision, change, key)?
+            } else {
+                let child = number(&bytes, at + 8, 8).ok_or_else(damaged)?;
+                self.find_last(self.page(child)?, key, depth - 1)?
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     /// The value of a key in the tree below this page.
@@ -178,7 +242,7 @@ fn branch_child(page: &[u8], key: &[u8]) -> Option<u64> {
 }
 
 /// The offsets of a page's elements.
-fn elements(page: &[u8]) -> impl Iterator<Item = usize> + use<> {
+fn elements(page: &[u8]) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let count = number(page, 10, 2).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
     (0..count).map(|index| PAGE_HEADER + index * ELEMENT)
 }
@@ -222,6 +286,17 @@ mod tests {
             io::Write::write_all(&mut file, &content).unwrap();
             assert_eq!(highest_version(&file).unwrap(), None);
             assert!(stored_members(&file).unwrap().is_empty());
+            assert_eq!(stored_value(&file, b"clusterVersion").unwrap(), None);
         }
+    }
+
+    #[test]
+    fn a_deletion_is_a_change_without_a_value_and_another_key_is_none() {
+        let change = StoredKey { key: b"/k".to_vec(), value: b"v".to_vec() }.encode_to_vec();
+        let revision = [0; REVISION_BYTES];
+        assert_eq!(parse_change(&revision, &change, b"/k").unwrap(), Some(Some(b"v".to_vec())));
+        assert_eq!(parse_change(&[&revision[..], b"t"].concat(), &change, b"/k").unwrap(), Some(None));
+        assert_eq!(parse_change(&revision, &change, b"/other").unwrap(), None);
+        assert!(parse_change(&revision, b"\xff", b"/k").is_err(), "it may be of the key");
     }
 }

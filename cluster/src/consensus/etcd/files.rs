@@ -1,17 +1,18 @@
 //! A member's files on disk, and how it starts from them.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey};
+use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey, RevocationList};
 use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 
 use zeroize::Zeroizing;
 
+use super::backend::{DB_PATH, stored_value};
 use super::join_claim::{JoinClaim, JoinQuestion};
 use super::version::{self, EtcdVersion};
 use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
-use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
+use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SubjectNames};
 
 nodekeel_localstorage::layout! {
     /// The files next to the member's own directories.
@@ -55,8 +56,6 @@ pub(super) struct PreparedFiles {
     pub(super) client_credentials: Option<Credentials>,
     /// The CA that is not saved yet.
     pub(super) pending_ca: Option<PendingCa>,
-    /// True if the list of revoked certificates is missing, although etcd has data, which has the list.
-    pub(super) lacks_crl: bool,
     /// True if etcd resumes from its log: the member has started before, and may have acknowledged writes.
     pub(super) has_log: bool,
     /// The question to the cluster before the member starts, if any.
@@ -70,7 +69,6 @@ impl PreparedFiles {
             credentials,
             client_credentials: None,
             pending_ca: None,
-            lacks_crl: false,
             has_log: false,
             join_question: None,
         }
@@ -101,6 +99,10 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     if existing.is_none() && has_data {
         return Err(ConsensusError::CredentialsMissing { data: files.data.path().to_owned() });
     }
+    let has_log = has_log(files)?;
+    if let (Some(existing), true) = (&existing, has_log && !has_revocation_list(files)?) {
+        restore_revocation_list(files, &existing.ca)?;
+    }
     // 2. Create what the mode needs and does not find.
     let new = load_pending_ca(&dirs)?;
     let prepared = match &start.mode {
@@ -121,13 +123,15 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     };
     // 3. Check everything before etcd starts with it.
     let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
-    let has_log = has_log(files)?;
-    let list = files.peer_crl.read_if_present().map_err(|source| {
-        ConsensusError::Credentials(PkiError::Read { directory: files.path().to_owned(), source })
-    })?;
-    // A member without a log gets its list above; one with a log has it in its data, and only there.
-    let lacks_crl = has_log && list.is_none();
-    let prepared = PreparedFiles { client_credentials: client, lacks_crl, has_log, ..prepared };
+    // Without the file etcd rejects every connection; without the option it would accept revoked certificates.
+    if !has_revocation_list(files)? {
+        return Err(ConsensusError::RevocationListMissing {
+            name: start.name.clone(),
+            list: files.peer_crl.path().to_owned(),
+            data: files.data.path().to_owned(),
+        });
+    }
+    let prepared = PreparedFiles { client_credentials: client, has_log, ..prepared };
     // With client credentials it can have its key certified again.
     if prepared.client_credentials.is_none() {
         check_address(files, start, &prepared.credentials)?;
@@ -136,6 +140,31 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     finish_credentials_change(&files.peer_pki, &prepared.credentials)?;
     let join_question = decide_join_question(&dirs, &prepared, has_log)?;
     Ok(PreparedFiles { join_question, ..prepared })
+}
+
+fn has_revocation_list(files: &EtcdDir) -> Result<bool, ConsensusError> {
+    files.peer_crl.exists().map_err(|source| {
+        ConsensusError::Credentials(PkiError::Read { directory: files.path().to_owned(), source })
+    })
+}
+
+/// Writes the list that etcd's data has, if there is one.
+///
+/// It is no older than the file that is missing, which was written from the same data. Like that one, it may lack what was
+/// revoked while the member was off: the member receives that with its first data.
+fn restore_revocation_list(files: &EtcdDir, ca: &Certificate) -> Result<(), ConsensusError> {
+    let failed = "read the list of revoked certificates in etcd's data";
+    let stored = match files.data.open().and_then(|data| data.open_file(DB_PATH)) {
+        Ok(file) => stored_value(&file, CRL_PATH.as_bytes()).map_err(ConsensusError::backend(failed))?,
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(ConsensusError::backend(failed)(error)),
+    };
+    // One that this CA has not signed is none.
+    let Some(list) = stored.and_then(|stored| RevocationList::from_der(&stored, ca).ok()) else {
+        return Ok(());
+    };
+    tracing::warn!("the list of revoked certificates was missing: restored it from etcd's data");
+    files.store_revocation_list(&list).map_err(ConsensusError::Credentials)
 }
 
 /// The question of a member that joins, before it starts: see [`join_claim`](super::join_claim).
@@ -243,16 +272,6 @@ pub(super) fn remove_pending_ca(files: &EtcdDir) -> Result<(), ConsensusError> {
         remove_file(file)?;
     }
     Ok(())
-}
-
-/// The certificate file of this node's client, or of its member if the client has none yet.
-pub(super) fn client_certificate(
-    files: &EtcdDir,
-    prepared: &PreparedFiles,
-) -> Result<PathBuf, ConsensusError> {
-    let dirs = pki_dirs(files)?;
-    let pki = if prepared.client_credentials.is_some() { &dirs.client } else { &files.peer_pki };
-    Ok(Path::to_owned(pki.certificate.path()))
 }
 
 /// Stores the credentials of this node's own client.

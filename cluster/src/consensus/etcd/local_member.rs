@@ -52,7 +52,7 @@ impl LocalMember<'_> {
         start: StartNumber,
     ) -> Process {
         let list = self.files.peer_crl.path();
-        self.process(self.files.peer_pki.ca.path(), initial, version)
+        self.process(initial, version)
             .args(["--advertise-client-urls", &start.mark_url(&self.client_url())])
             .arg("--client-crl-file")
             .arg(list)
@@ -61,22 +61,15 @@ impl LocalMember<'_> {
             .args(&self.config.extra_args)
     }
 
-    /// etcd with its data, which talks to the holder of this certificate alone, and checks no list of revoked
-    /// ones.
-    pub(super) fn isolated_process(&self, trusted: &Path, version: Option<EtcdVersion>) -> Process {
-        let process = self.process(trusted, &InitialCluster::FromData, version);
-        process.args(["--advertise-client-urls", &self.client_url()])
-    }
-
     fn client_url(&self) -> String {
         format!("https://{}", self.client_socket())
     }
 
-    /// The common part. It trusts those that this certificate has issued, or its holder.
-    fn process(&self, trusted: &Path, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
+    fn process(&self, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
         let LocalMember { config, files, name, .. } = self;
         let (peer, client) = (self.peer_url(), self.client_url());
         let pki = &files.peer_pki;
+        let trusted = pki.ca.path();
         Process::new(&config.binary)
             .args(["--name", name.as_str()])
             .arg("--data-dir")

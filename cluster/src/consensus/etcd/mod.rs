@@ -29,7 +29,6 @@ mod client;
 mod compare;
 mod config;
 mod convert;
-mod crl_recovery;
 mod etcd_child;
 mod fault;
 mod files;
@@ -64,7 +63,6 @@ pub(crate) use fault::check_arbitrary_output;
 pub(crate) use peer_client::check_arbitrary_answer;
 
 use self::client::WithoutLeader;
-use self::crl_recovery::CrlRecovery;
 use self::etcd_child::{EtcdChild, ExitWatch};
 use self::files::{InitialCluster, PreparedFiles};
 use self::health::HealthWatch;
@@ -142,9 +140,6 @@ impl MemberRun<'_> {
         // The files on the disk decide how the member starts.
         let version = EtcdVersion::of_program(&self.member.config.binary).await;
         let mut prepared = self.prepare_files(start, version).await?;
-        if prepared.lacks_crl {
-            return self.restore_revocation_list(&prepared, version).await;
-        }
         // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
         // asks its cluster.
         address_change::check_moved(&prepared, self.member).await?;
@@ -216,29 +211,6 @@ impl MemberRun<'_> {
 
     fn process_error(&self, failure: Arc<str>) -> ConsensusError {
         ConsensusError::Process { failure, log: format!("{}.etcd", self.ctx.dn()) }
-    }
-
-    /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
-    async fn restore_revocation_list(
-        &self,
-        prepared: &PreparedFiles,
-        version: Option<EtcdVersion>,
-    ) -> Result<(), Failure> {
-        tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
-        let trusted = files::client_certificate(self.member.files, prepared)?;
-        let mut exits = self.run_etcd(self.member.isolated_process(&trusted, version))?;
-        let recovery = CrlRecovery { member: self.member, credentials: prepared.own_client() };
-        let list = tokio::select! {
-            biased;
-            canceled = self.ctx.canceled() => return Err(canceled.into()),
-            broken = exits.wait_broken() => return Err(self.process_error(broken).into()),
-            list = recovery.read_list() => list,
-        };
-        let files = self.member.files.clone();
-        let stored = spawn_blocking(move || files.store_revocation_list(&list)).await;
-        stored.map_err(ConsensusError::backend("write the list of revoked certificates"))??;
-        // The running etcd trusts a single certificate: only the next run starts it with the list.
-        Err(ConsensusError::RevocationListRestored.into())
     }
 
     /// Asks the cluster whether a member that joins may start, and updates its list of the others.
