@@ -137,7 +137,10 @@ async fn a_learner_joins_and_reads_the_existing_keys() {
     assert!(members.len() == 2 && members.iter().all(|member| !member.is_learner), "{members:?}");
     assert_eq!(network.created_count(), 1);
     one.cluster_members().remove_member(two.this_member().id).await.unwrap();
-    assert!(second.wait_failure().await.contains("was removed from its cluster"), "a removed member still runs");
+    assert!(
+        second.wait_failure().await.contains("was removed from its cluster"),
+        "a removed member still runs"
+    );
     second.stop().await;
     first.stop().await;
 }

@@ -213,24 +213,24 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     let plugin = kubectl.path().join("kubectl-nodekeel");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_provisionerd"), &plugin).expect("a link");
     let real = gotool::KUBERNETES.program_path("kubectl").expect("kubectl");
-    let run_plugin = |arguments: &[&str]| {
+    let run_plugin = |name: &str, arguments: &[&str]| {
         let mut command = Command::new(&real);
-        command.arg("nodekeel").args(arguments);
-        command.arg("--kubeconfig").arg(kube.kubeconfig_file(OPERATOR).expect("an account"));
+        command.args(["nodekeel", name, "--kubeconfig"]);
+        command.arg(kube.kubeconfig_file(OPERATOR).expect("an account")).args(arguments);
         let path = std::env::var("PATH").expect("a PATH");
         command_output(command.env_clear().env("PATH", format!("{}:{path}", kubectl.path().display())))
     };
     let plugins =
         command_output(Command::new(&real).env_clear().env("PATH", kubectl.path()).args(["plugin", "list"]));
     assert!(plugins.expect("a list").contains("kubectl-nodekeel"));
-    let listed = run_plugin(&["volumes"]).expect("listed");
+    let listed = run_plugin("volumes", &[]).expect("listed");
     assert_eq!(listed.matches("node node-").count(), 2, "{listed}");
     assert_eq!(listed.matches(&volume).count(), 1, "{listed}");
-    let only = run_plugin(&["volumes", "--node", NODES[at], "--", "--json"]).expect("listed");
+    let only = run_plugin("volumes", &["--node", NODES[at], "--", "--json"]).expect("listed");
     assert!(only.contains("\"volumes\": [") && only.contains(&volume), "{only}");
-    let to_itself = run_plugin(&["move", "default/data", "--to", NODES[at]]).expect("it is there");
+    let to_itself = run_plugin("move", &["default/data", "--to", NODES[at]]).expect("it is there");
     assert!(to_itself.contains("is already there"), "{to_itself}");
-    let absent = format!("{:#}", run_plugin(&["check", "--node=node-c"]).expect_err("no such node"));
+    let absent = format!("{:#}", run_plugin("check", &["--node=node-c"]).expect_err("no such node"));
     assert!(absent.contains("runs on node node-c"), "{absent}");
 
     // A drain completes what was interrupted, without a PersistentVolume.
