@@ -16,6 +16,10 @@ use crate::pki::CaError;
 pub const REMOVED_NODE: &str =
     "this node was removed from its cluster: type `nodectl reset` here, and join it by another ticket";
 
+/// How a node whose data can't be used any more is replaced, as a clause.
+pub(super) const REPLACE_NODE: &str = "type `nodectl cluster replace NODE` on another node and `nodectl reset` here, and join \
+                                       it by the new ticket";
+
 /// The cause for which a member could not start, or had to exit.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -171,8 +175,8 @@ pub enum ConsensusError {
     /// The data differs from that of a majority of the voters, by a record of an earlier run: it is not started, and serves
     /// nothing. Nothing was changed.
     #[error(
-        "this member's data in {} differs from that of a majority of the voters, and is not served: \
-         `nodectl cluster replace` this node on another one, `nodectl reset` here, and join it by the new ticket; its record is {}", .data.display(), .record.display()
+        "this member's data in {} differs from that of a majority of the voters, and is not served: {}; the record of that is {}",
+        .data.display(), REPLACE_NODE, .record.display()
     )]
     DataDiffers {
         /// The data directory.

@@ -2,9 +2,7 @@
 
 use std::fmt::{self, Debug};
 
-use async_trait::async_trait;
-
-use super::{ClusterAccess, InvalidName, MemberName, MembershipError, PeerUrl};
+use super::{InvalidName, MemberName, PeerUrl};
 
 /// A member's id, assigned by the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,53 +91,6 @@ impl Peer {
         })
         .collect()
     }
-}
-
-/// The list of members, and its changes.
-///
-/// # Contract
-/// - The cluster answers each call, never a local copy of the list.
-/// - Whether a call that fails as [`MembershipError::Unavailable`] took effect is unknown. All calls can be
-///   repeated: `add_learner` of an added member returns that member; `promote_member` of a voter and
-///   `remove_member` of a removed member succeed.
-/// - Voting members promote a learner as soon as it is in sync. `promote_member` is for callers that do not
-///   want to rely on that.
-/// - Dropping a call's future discards its answer, but does not cancel the call.
-#[async_trait]
-pub trait ClusterMembers: Debug + Send + Sync {
-    /// All members, in the order of their ids.
-    ///
-    /// # Errors
-    /// [`MembershipError::Unavailable`], [`MembershipError::Stopped`], [`MembershipError::Rejected`].
-    async fn list_members(&self) -> Result<Vec<Member>, MembershipError>;
-
-    /// Adds a learner, or returns the member that already has this URL. The cluster has one learner at a
-    /// time.
-    ///
-    /// # Errors
-    /// [`MembershipError::TooManyLearners`], [`MembershipError::QuorumLoss`], and those of
-    /// [`list_members`](Self::list_members).
-    async fn add_learner(&self, member: &NewMember) -> Result<Member, MembershipError>;
-
-    /// Gives a learner its vote.
-    ///
-    /// # Errors
-    /// [`MembershipError::LearnerNotReady`], [`MembershipError::MemberNotFound`], and those of
-    /// [`list_members`](Self::list_members).
-    async fn promote_member(&self, id: MemberId) -> Result<(), MembershipError>;
-
-    /// Removes a member, unless it is the last one, or the others would lose quorum without it.
-    ///
-    /// # Errors
-    /// [`MembershipError::QuorumLoss`], and those of [`list_members`](Self::list_members).
-    async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError>;
-
-    /// Hands over to another voter: the leadership, if this member leads, and what this member would do with the cluster.
-    /// The returned access outlives this member, also its removal.
-    ///
-    /// # Errors
-    /// [`MembershipError::QuorumLoss`] if there is no other voter, and those of [`list_members`](Self::list_members).
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError>;
 }
 
 #[cfg(test)]

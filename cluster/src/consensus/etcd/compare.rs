@@ -1,9 +1,9 @@
 //! Compares the data of the voters: etcd replicates changes, and never compares what they have made.
 //!
 //! Each voter compares its data with that of the next voter that answers, by etcd's hash of all keys at one revision, before
-//! it is `Running` and from time to time; that it can't is reported. Where the two differ it asks all voters. The one that differs from a majority is the
-//! wrong one: it is stopped, and a record next to its data keeps it from starting again. Two voters that differ don't know
-//! who is wrong, and say so.
+//! it is `Running` and from time to time. That none answers is reported. Where the two differ it asks all voters. The one
+//! that differs from a majority is the wrong one: it is stopped, and a record next to its data keeps it from starting again.
+//! Two voters that differ don't know who is wrong, and say so.
 //!
 //! Only voters of the same release are compared: releases hash differently. A difference counts once it has lasted, since a
 //! compaction in progress may cause one.
@@ -14,7 +14,8 @@ use etcd_client as api;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::health::{HealthWatch, STATUS_TIMEOUT};
+use super::convert::STATUS_TIMEOUT;
+use super::health::HealthWatch;
 use crate::consensus::{Member, MemberId};
 
 /// The shortest pause between two comparisons.

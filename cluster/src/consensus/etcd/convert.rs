@@ -13,6 +13,8 @@ use crate::consensus::kv::{
 
 /// The timeout of one call. etcd itself gives up after five seconds and the time of two elections.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(8);
+/// The timeout of a status, which comes from the memory of a process.
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The first key and the range end in etcd's format: one zero byte is "to the end", none is "one key".
 ///

@@ -12,7 +12,7 @@ use nodekeel_supervisor::{OutputOrigin, OutputSink};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::consensus::REMOVED_NODE;
+use crate::consensus::error::{REMOVED_NODE, REPLACE_NODE};
 
 /// The longest line that is read: the fields that matter come before the stack trace.
 const MAX_LINE: usize = 16 * 1024;
@@ -46,19 +46,22 @@ pub(super) enum EtcdFault {
 
 impl fmt::Display for EtcdFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const REPLACE: &str = "`nodectl cluster replace` this node on another one, `nodectl reset` here, and join it by the new ticket";
         match self {
             Self::LogBehind => write!(
                 f,
-                "its data is older than what the cluster has committed, as after a restore or a lost disk; {REPLACE}"
+                "its data is older than what the cluster has committed, as after a restore or a lost disk; {REPLACE_NODE}"
             ),
             Self::OtherCluster => write!(
                 f,
-                "its data is of another cluster than that of the members that it reaches; restore this node's data, or {REPLACE}"
+                "its data is of another cluster than that of the members that it reaches; restore this node's data, or {REPLACE_NODE}"
             ),
             Self::Removed => f.write_str(REMOVED_NODE),
-            Self::DatabaseDamaged => write!(f, "its database is damaged; check the disk, then {REPLACE}"),
-            Self::LogDamaged => write!(f, "its write-ahead log is damaged; check the disk, then {REPLACE}"),
+            Self::DatabaseDamaged => {
+                write!(f, "its database is damaged; check the disk, then {REPLACE_NODE}")
+            }
+            Self::LogDamaged => {
+                write!(f, "its write-ahead log is damaged; check the disk, then {REPLACE_NODE}")
+            }
             Self::DiskFull => f.write_str("its disk is full; free space on it"),
             Self::AddressInUse(address) => {
                 write!(
@@ -71,7 +74,7 @@ impl fmt::Display for EtcdFault {
                 "its version does not suit the data or the cluster ({text}); set `services.etcd.binary` to the version \
                  of the other members"
             ),
-            Self::Corrupt => write!(f, "its data differs from that of the other members; {REPLACE}"),
+            Self::Corrupt => write!(f, "its data differs from that of the other members; {REPLACE_NODE}"),
             Self::Other(text) => write!(f, "etcd reports: {text}"),
         }
     }

@@ -25,20 +25,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client::{self, WithoutLeader};
 use super::compare::{Comparison, LastComparison};
+use super::convert::STATUS_TIMEOUT;
 use super::etcd_child::ExitWatch;
 use super::fault::EtcdFault;
 use super::local_member::LocalMember;
 use super::members::list_entry;
 use super::peer_client::PeerClient;
-use super::starts::StartNumber;
+use super::start_number::StartNumber;
 use super::transfer::ReceivedData;
 use crate::consensus::{
     ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
     MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
 };
 
-/// The timeout of a status, which comes from the memory of a process.
-pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time in which a member that makes progress commits an entry.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The size at which etcd rejects writes by default.

@@ -8,7 +8,7 @@ use nodekeel_supervisor::process::Process;
 
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
-use super::starts::StartNumber;
+use super::start_number::StartNumber;
 use super::version::EtcdVersion;
 use crate::consensus::{MemberName, Peer, PeerUrl};
 

@@ -10,8 +10,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::convert::{self, CALL_TIMEOUT, membership_error};
-use super::health::STATUS_TIMEOUT;
+use super::convert::{self, CALL_TIMEOUT, STATUS_TIMEOUT, membership_error};
 use super::kv::EtcdKv;
 use super::peer_client::PeerClient;
 use crate::consensus::kv::{KeyRange, KvError, KvStore as _};

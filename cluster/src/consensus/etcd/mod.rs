@@ -42,6 +42,7 @@ mod members;
 mod peer_client;
 mod promote;
 mod retry_pause;
+mod start_number;
 mod starts;
 mod transfer;
 mod version;

@@ -19,7 +19,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tonic::transport::{Channel, Endpoint};
 
-use super::starts::StartNumber;
+use super::start_number::StartNumber;
 use crate::BoxError;
 use crate::consensus::{Member, MemberId, PeerUrl};
 

@@ -36,34 +36,12 @@ use super::join_check::{explain_rejection, is_rejection};
 use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, PeerClient};
 use super::retry_pause::RetryPause;
+use super::start_number::StartNumber;
 use super::witness::Witness;
 use crate::consensus::{ConsensusError, MemberName, REMOVED_NODE, StatusReporter, VoterReach};
 
 /// The longest start record that is read: a name and a number.
 const MAX_RECORD: u64 = 256;
-const START_PARAMETER: &str = "?start=";
-
-/// How often a member has started; 0 for one that has not, or that no release with this count has started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct StartNumber(pub(super) u64);
-
-impl StartNumber {
-    /// The URL with this number.
-    pub(super) fn mark_url(self, url: &str) -> String {
-        format!("{url}{START_PARAMETER}{}", self.0)
-    }
-
-    /// The URL without the number.
-    pub(super) fn unmarked_url(url: &str) -> &str {
-        url.split_once(START_PARAMETER).map_or(url, |(url, _)| url)
-    }
-
-    /// The number in the URLs of a listed member.
-    pub(super) fn from_urls(urls: &[String]) -> StartNumber {
-        let parse = |url: &String| url.split_once(START_PARAMETER)?.1.parse().ok();
-        StartNumber(urls.iter().filter_map(parse).max().unwrap_or_default())
-    }
-}
 
 /// The decision of a voter about its start.
 #[derive(Debug, PartialEq, Eq)]

@@ -23,7 +23,8 @@ use tokio_rustls::rustls::{self, ServerConfig};
 use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, SEEN_HEADER, identity, root_store};
 use super::retry_pause::RetryPause;
-use super::starts::{Answer, StartNumber};
+use super::start_number::StartNumber;
+use super::starts::Answer;
 use crate::consensus::ConsensusError;
 use crate::pki::SubjectNames;
 

@@ -1,6 +1,7 @@
 //! Voters that others take the place of.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::kv::KeyRange;
@@ -24,6 +25,17 @@ const DEFAULT_REPLACES: u64 = 2;
 
 async fn node_id(voter: &Voter) -> NodeId {
     voter.wait_running().await.node_id
+}
+
+/// Why a change of the members is refused, once there is a leader.
+async fn refusal<T: Debug>(change: impl AsyncFn() -> Result<T, NodeRemovalError>) -> String {
+    let refused = async || match change().await {
+        Err(NodeRemovalError::Member {
+            source: source @ MembershipError::UnhealthyCluster { .. }, ..
+        }) => Ok(source.to_string()),
+        other => Err(format!("{other:?}")),
+    };
+    retried(refused).await
 }
 
 /// Asserts that these voters, and no other nodes, have records, members and valid certificates.
@@ -137,14 +149,7 @@ async fn a_replacement_that_would_lose_the_quorum_is_refused_and_changes_nothing
     let (running, dead) = (node_id(&voters[1]).await, node_id(&voters[2]).await);
     voters[2].kill().await;
     let node = voters[0].node();
-    let refused = async || match replacer(&node).unwrap().replace_node(&running, None).await {
-        Err(NodeRemovalError::Member {
-            source: source @ MembershipError::UnhealthyCluster { .. }, ..
-        }) => Ok(source.to_string()),
-        // While there is a leader to be elected.
-        other => Err(format!("{other:?}")),
-    };
-    let text = retried(refused).await;
+    let text = refusal(async || replacer(&node).unwrap().replace_node(&running, None).await).await;
     assert!(text.contains(dead.as_str()) && text.contains("start it, or remove it"), "{text}");
     voters[2].start();
     assert_nodes(&voters).await;
@@ -204,13 +209,7 @@ async fn nodes_leave_down_to_the_last_the_leader_too(#[values(Debian, Newest)] v
     // With one that is down, neither of the others may leave.
     let down = node_id(&voters[2]).await;
     voters[2].kill().await;
-    let refused = async || match leave(&voters[0]).await {
-        Err(NodeRemovalError::Member {
-            source: source @ MembershipError::UnhealthyCluster { .. }, ..
-        }) => Ok(source.to_string()),
-        other => Err(format!("{other:?}")),
-    };
-    let text = retried(refused).await;
+    let text = refusal(async || leave(&voters[0]).await).await;
     assert!(text.contains(down.as_str()) && text.contains("start it, or remove it"), "{text}");
     voters[2].start();
     assert_nodes(&voters).await;

@@ -71,8 +71,8 @@ impl Dir {
     }
 
     /// Makes the tree that [`send_tree`](Self::send_tree) has written, in this empty directory that only the caller uses.
-    /// Success only if the whole stream has arrived as it was written, with nothing after it. It is durable once the file system is synced; what
-    /// a failed call has made is to be removed.
+    /// Success only if the whole stream has arrived as it was written, with nothing after it. It is durable once the file
+    /// system is synced; what a failed call has made is to be removed.
     ///
     /// # Errors
     /// [`FileOperation::Receive`]; [`is_full`](Error::is_full), also if a limit is reached.
