@@ -16,4 +16,5 @@ pub use objects::{
     SnapshotContentSource, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,
     VolumeSnapshotContentStatus, VolumeSnapshotStatus,
 };
+pub(crate) use objects::{recorded_store, store_annotation};
 pub use store::{SnapshotInfo, SnapshotStore, SnapshotStoreError};

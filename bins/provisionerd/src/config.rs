@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::{FileMode, TrustError, check_file_owner};
 use nodekeel_provisioner::settings::{
@@ -17,6 +18,7 @@ use nodekeel_provisioner::settings::{
 };
 use nodekeel_provisioner::{
     CapacityPolicy, DriverName, FINALIZER, InvalidRatio, NodeName, ProvisionerIdentity, StoreName,
+    store_of_volume,
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -295,6 +297,11 @@ impl DaemonConfig {
     pub(crate) fn store_label(&self) -> String {
         let name = self.store.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
         format!("{}{name}", self.directory.display())
+    }
+
+    /// The store that a PersistentVolume names, if the node does not have it.
+    pub(crate) fn unknown_store(&self, volume: &PersistentVolume) -> Option<StoreName> {
+        store_of_volume(volume).0.filter(|name| !self.stores.contains_key(name))
     }
 
     /// The share of the file system that may be promised to volumes.

@@ -9,10 +9,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, STORE_NAME_ATTRIBUTE, SnapshotId,
-    SnapshotOwner, StoreAction, StoreId, StoreIdentity, StoreName, StoredEntry, StoredId, StoredPlace,
-    VolumeId, VolumeKind, VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store,
-    required_volume,
+    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, SnapshotOwner,
+    StoreAction, StoreId, StoreIdentity, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeKind,
+    VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store, required_volume,
 };
 use serde::Serialize;
 
@@ -190,7 +189,7 @@ impl NodeInventory {
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
                 // One in a store that the node does not have is shown nowhere else.
-                let identity = match unknown_store(config, object) {
+                let identity = match config.unknown_store(object) {
                     Some(store) if config.store.is_none() => {
                         &ProvisionerIdentity { store: Some(store), ..self.identity.clone() }
                     }
@@ -283,13 +282,6 @@ impl NodeInventory {
     pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         self.stored.get(id)?.kind
     }
-}
-
-/// The store that a PersistentVolume names, if the node does not have it.
-pub(crate) fn unknown_store(config: &DaemonConfig, object: &PersistentVolume) -> Option<StoreName> {
-    let attributes = object.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
-    let name = StoreName::try_new(attributes.get(STORE_NAME_ATTRIBUTE)?).ok()?;
-    (!config.stores.contains_key(&name)).then_some(name)
 }
 
 /// The row of an entry whose objects are unknown.

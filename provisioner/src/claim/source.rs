@@ -11,8 +11,9 @@ use crate::image::VolumeKind;
 use crate::name::StoreName;
 use crate::objects::{attributed_kind, class_name, store_name};
 use crate::quantity;
-use crate::snapshot::apply::recorded_store;
-use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
+use crate::snapshot::{
+    SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent, recorded_store,
+};
 
 /// The data source of a claim: an object in its namespace, by its name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,7 +15,10 @@ use crate::identity::ProvisionerIdentity;
 use crate::name::StoreName;
 use crate::objects::object_reference;
 use crate::snapshot::decide::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
-use crate::snapshot::{CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent};
+use crate::snapshot::{
+    CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent, recorded_store,
+    store_annotation,
+};
 use crate::step::VolumeStep;
 
 /// Applies the actions of VolumeSnapshotContents.
@@ -24,19 +27,6 @@ pub(crate) struct SnapshotApplier {
     pub(crate) api: ApiWriter,
     pub(crate) store: Arc<dyn SnapshotStore>,
     pub(crate) recorder: Arc<EventRecorder>,
-}
-
-/// The annotation of a content with the name of the store of its snapshot; none without a name.
-pub(crate) fn store_annotation(identity: &ProvisionerIdentity) -> String {
-    format!("{}/store", identity.driver)
-}
-
-/// The name of the store that the snapshot of a content was taken in, unchecked; `None` if it has no name, or is not known.
-pub(crate) fn recorded_store<'a>(
-    identity: &ProvisionerIdentity,
-    content: &'a VolumeSnapshotContent,
-) -> Option<&'a str> {
-    content.metadata.annotations.as_ref()?.get(&store_annotation(identity)).map(String::as_str)
 }
 
 impl SnapshotApplier {

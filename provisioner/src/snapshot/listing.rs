@@ -10,9 +10,9 @@ use crate::api::call::status_code;
 use crate::api::timeout::with_timeout;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
-use crate::snapshot::apply::{recorded_store, store_annotation};
 use crate::snapshot::decide::ready_snapshot;
 use crate::snapshot::{MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotId, VolumeSnapshotContent};
+use crate::snapshot::{recorded_store, store_annotation};
 
 const PAGE_SIZE: u32 = 500;
 

@@ -9,6 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
 
+use crate::identity::ProvisionerIdentity;
+
 /// API group of snapshots.
 pub const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
 
@@ -162,3 +164,16 @@ macro_rules! impl_resource {
 
 impl_resource!(VolumeSnapshot, NamespaceResourceScope, "volumesnapshots");
 impl_resource!(VolumeSnapshotContent, ClusterResourceScope, "volumesnapshotcontents");
+
+/// The annotation of a content with the name of the store of its snapshot; none without a name.
+pub(crate) fn store_annotation(identity: &ProvisionerIdentity) -> String {
+    format!("{}/store", identity.driver)
+}
+
+/// The name of the store that the snapshot of a content was taken in, unchecked; `None` if it has no name, or is not known.
+pub(crate) fn recorded_store<'a>(
+    identity: &ProvisionerIdentity,
+    content: &'a VolumeSnapshotContent,
+) -> Option<&'a str> {
+    content.metadata.annotations.as_ref()?.get(&store_annotation(identity)).map(String::as_str)
+}

@@ -26,8 +26,9 @@ use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::{is_in_store, object_reference};
-use crate::snapshot::apply::{SnapshotApplier, recorded_store};
+use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
+use crate::snapshot::recorded_store;
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::sweep::SweepRequest;
 

@@ -16,7 +16,6 @@ use nodekeel_provisioner::{
 use crate::api_server;
 use crate::check::{CheckFinding, permissions};
 use crate::config::DaemonConfig;
-use crate::inventory::unknown_store;
 
 pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
     let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
@@ -94,7 +93,7 @@ fn check_unknown_stores(
 ) -> Vec<CheckFinding> {
     let mut counts: BTreeMap<StoreName, usize> = BTreeMap::new();
     for volume in volumes {
-        let store = unknown_store(config, volume);
+        let store = config.unknown_store(volume);
         let identity = ProvisionerIdentity { store, ..config.provisioner_identity(node.clone()) };
         if required_volume(&identity, volume).is_some()
             && let Some(store) = identity.store
