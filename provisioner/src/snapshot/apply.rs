@@ -11,7 +11,6 @@ use crate::api::event::{EventReason, EventRecorder, MAX_NOTE_BYTES, truncate_byt
 use crate::api::writer::{ApiWriter, ObjectPart, Patched};
 use crate::failure::ReconcileError;
 use crate::id::VolumeId;
-use crate::identity::ProvisionerIdentity;
 use crate::name::StoreName;
 use crate::objects::object_reference;
 use crate::snapshot::decide::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};

@@ -16,8 +16,9 @@ use crate::consensus::{ConsensusError, MemberName, PeerUrl};
 
 /// How long a connection to the member of this host may be half-open: a filter or a lost address may let nothing come back
 /// on it, while the member is well. TCP keeps such a connection for a quarter of an hour; the kernel of a process that is
-/// frozen still acknowledges what it gets.
-const HALF_OPEN_TIMEOUT: Duration = Duration::from_millis(300);
+/// frozen still acknowledges what it gets. Much longer than a machine that has too much to do delays that: a new connection
+/// costs it more.
+const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after which the kernel asks for an acknowledgement where nothing is sent, as in a watch.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 
