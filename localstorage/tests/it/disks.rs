@@ -93,7 +93,7 @@ impl Drop for DiskFixture {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_disk_volume_keeps_the_volume_contract() {
     in_child_process(a_disk_volume_keeps_the_volume_contract, || {
         let fixture = DiskFixture::new();
@@ -104,7 +104,7 @@ fn a_disk_volume_keeps_the_volume_contract() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_new_volume_enforces_project_quotas_and_holds_the_layout() {
     in_child_process(a_new_volume_enforces_project_quotas_and_holds_the_layout, || {
         let fixture = DiskFixture::new();
@@ -132,7 +132,7 @@ fn a_new_volume_enforces_project_quotas_and_holds_the_layout() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn foreign_file_systems_are_rejected_and_left_unchanged() {
     in_child_process(foreign_file_systems_are_rejected_and_left_unchanged, || {
         let fixture = DiskFixture::new();
@@ -158,7 +158,7 @@ fn foreign_file_systems_are_rejected_and_left_unchanged() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged() {
     in_child_process(disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged, || {
         const KIB: u64 = 1 << 10;
@@ -206,7 +206,7 @@ fn disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_real_mkfs_killed_at_many_times_is_run_again() {
     in_child_process(a_real_mkfs_killed_at_many_times_is_run_again, || {
         let fixture = DiskFixture::new();
@@ -247,7 +247,7 @@ fn a_real_mkfs_killed_at_many_times_is_run_again() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
     in_child_process(a_volume_in_use_or_mounted_with_other_options_stays_unchanged, || {
         let fixture = DiskFixture::new();
@@ -285,7 +285,7 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn the_esp_is_mounted_synchronously_and_holds_its_layout() {
     in_child_process(the_esp_is_mounted_synchronously_and_holds_its_layout, || {
         let fixture = DiskFixture::new();

@@ -130,7 +130,7 @@ fn create_table(disk: &Path) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn the_partition_of_a_mounted_volume_grows_with_its_disk() {
     in_child_process(the_partition_of_a_mounted_volume_grows_with_its_disk, || {
         let node = NodeDisk::new(GuestDisk::acquire().unwrap());
@@ -192,7 +192,7 @@ fn the_partition_of_an_encrypted_volume_grows_with_its_disk() {
 
 /// A growth whose last write was cut off: the kernel does not accept the table, and the partitions are gone.
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table() {
     in_child_process(an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table, || {
         let node = NodeDisk::new(GuestDisk::acquire().unwrap());
@@ -219,7 +219,7 @@ fn an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table() {
 }
 
 #[test]
-#[ignore = "needs kernel with a 4Kn disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a 4Kn disk of 1 GiB"]
 fn a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract() {
     in_child_process(a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract, || {
         let node = NodeDisk::new(GuestDisk::acquire_4kn().unwrap());
@@ -234,7 +234,7 @@ fn a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract() {
 }
 
 #[test]
-#[ignore = "needs kernel with a 4Kn disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a 4Kn disk of 1 GiB"]
 fn encrypted_volumes_on_a_partition_with_large_blocks_are_created_and_opened() {
     in_child_process(encrypted_volumes_on_a_partition_with_large_blocks_are_created_and_opened, || {
         let node = NodeDisk::new(GuestDisk::acquire_4kn().unwrap());

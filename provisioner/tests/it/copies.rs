@@ -253,7 +253,7 @@ fn fill(path: &Path) -> u64 {
 
 /// A full volume has no space left, not even for a file without a name.
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_xfs_full_volumes_are_copied() {
     let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();
@@ -289,7 +289,7 @@ async fn on_xfs_full_volumes_are_copied() {
 
 /// On XFS, a shared block counts for each project that has it; so limits bind a copy as if it shared nothing.
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
     let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();
@@ -344,7 +344,7 @@ async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
 }
 
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_ext4_snapshots_are_refused_by_name() {
     let (_disk, store) = open_on_disk(FileSystem::Ext4).await;
     store.create(&id(1), LIMITS).await.expect("create");

@@ -67,7 +67,7 @@ async fn wait_filled(store: &DirStore, file: &Path, limit: u64) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 fn a_volume_expands_under_a_writing_process_and_shrinks_for_nobody() {
     let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
     let disk = disk.expect("a disk");

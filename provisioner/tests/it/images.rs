@@ -300,7 +300,7 @@ async fn a_store_without_images_refuses_them_by_name() {
 
 /// With reflinks, and a quota that binds.
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn on_xfs_images_are_created_grown_and_copied_and_none_leaves_its_size() {
     let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();

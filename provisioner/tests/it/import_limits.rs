@@ -17,7 +17,7 @@ const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: S
 const DATA_BYTES: usize = 3 << 20;
 
 #[tokio::test]
-#[ignore = "needs kernel with 2 disks of 512 MiB"]
+#[ignore = "sampled: needs kernel with 2 disks of 512 MiB"]
 async fn an_imported_volume_counts_all_its_files_and_cannot_exceed_its_limits() {
     let disks = GuestDisk::acquire_many(2).expect("disks");
     for (disk, kind) in disks.into_iter().zip([FileSystem::Xfs, FileSystem::Ext4]) {

@@ -25,8 +25,8 @@ mod power_cut;
 mod service;
 mod stores;
 
-/// The number of random cases: a tenth by default, all with `NODEKEEL_CASES=all`, which `cargo xtask test`
-/// sets.
+/// The number of random cases: a tenth by default, all with `NODEKEEL_CASES=all`, as
+/// `cargo xtask soak volume-cases` has them.
 fn cases(most: u32) -> u32 {
     if std::env::var("NODEKEEL_CASES").is_ok_and(|cases| cases == "all") { most } else { most / 10 }
 }

@@ -12,6 +12,7 @@ use crate::report::Report;
 use crate::run::Log;
 use crate::setup;
 use crate::test::lanes::{Job, Lane, run_job};
+use crate::test::sample::Sample;
 use crate::workspace::{self, Package, cargo, root, target_directory};
 
 const STEP_WITHIN: Duration = Duration::from_secs(30 * 60);
@@ -36,9 +37,11 @@ pub(crate) fn run() -> Result<ExitCode> {
     setup::install()?;
     let packages = workspace::read_metadata()?.packages;
     let mut report = Report::new(Log::default());
+    let (alone, left_out) = alone_steps(&packages, Sample::of_run()?);
+    left_out.iter().for_each(|step| report.log.line(&format!("not in the sample: {}", step.name())));
     let shared = Mutex::new(&mut report);
     thread::scope(|scope| {
-        for jobs in [workspace_jobs(&packages), alone_jobs(&packages)] {
+        for jobs in [workspace_jobs(&packages), alone.into_iter().map(AloneStep::job).collect()] {
             scope.spawn(|| jobs.into_iter().for_each(|job| run_job(job, &shared)));
         }
     });
@@ -74,14 +77,34 @@ fn check_dependencies(report: &mut Report) {
     }
 }
 
-fn alone_jobs(packages: &[Package]) -> Vec<Job<'_>> {
-    let sets =
-        packages.iter().flat_map(|package| feature_sets(package).into_iter().map(move |set| (package, set)));
-    let steps = sets.map(|(package, features)| {
-        let name = format!("{} alone {}", package.name, features.join(" "));
-        step(name.trim_end(), check_alone(package, &features))
-    });
-    steps.collect()
+/// A crate with some features, as a dependent gets it.
+#[derive(Debug)]
+struct AloneStep<'a> {
+    package: &'a Package,
+    features: Vec<&'a str>,
+}
+
+impl<'a> AloneStep<'a> {
+    fn name(&self) -> String {
+        format!("{} alone {}", self.package.name, self.features.join(" ")).trim_end().to_owned()
+    }
+
+    fn job(self) -> Job<'a> {
+        step(&self.name(), check_alone(self.package, &self.features))
+    }
+}
+
+/// Each crate by default, and a sample of the other sets of features, in the order of the packages: one after another
+/// they share what they depend on. The rest is left out.
+fn alone_steps(packages: &[Package], sample: Sample) -> (Vec<AloneStep<'_>>, Vec<AloneStep<'_>>) {
+    let of_package =
+        |package| feature_sets(package).into_iter().map(move |features| AloneStep { package, features });
+    let (mut chosen, others): (Vec<_>, Vec<_>) =
+        packages.iter().flat_map(of_package).partition(|step| step.features.is_empty());
+    let (sampled, left_out) = sample.split(others, AloneStep::name);
+    chosen.extend(sampled);
+    chosen.sort_by_key(|step| packages.iter().position(|package| package.name == step.package.name));
+    (chosen, left_out)
 }
 
 fn step<'a>(name: &str, command: Command) -> Job<'a> {

@@ -15,6 +15,7 @@ use crate::run::{self, CommandOutcome, LineFilter, Log};
 use crate::setup;
 use crate::test::binaries::{self, Executable};
 use crate::test::launch::TestSelection;
+use crate::test::sample::Sample;
 use crate::test::{add_tests, events, list_ignored, requirement};
 use crate::workspace;
 
@@ -29,7 +30,7 @@ const BINARY_WITHIN: Duration = Duration::from_secs(30 * 60);
 /// Where a bench in a guest leaves its rows.
 const TARGET_IN_GUEST: &str = "/run/target";
 /// What selects the cases of random tests.
-const SEED: &str = "NODEKEEL_SEED";
+pub(crate) const SEED: &str = "NODEKEEL_SEED";
 const COPY_WITHIN: Duration = Duration::from_secs(120);
 /// The programs of systemd's manager, which are in no search path; systemd before 255 lacks the second.
 const SYSTEMD_PROGRAMS: [&str; 2] = ["/usr/lib/systemd/systemd", "/usr/lib/systemd/systemd-executor"];
@@ -261,7 +262,8 @@ pub(crate) fn run_bench(binary: &Executable, need: &GuestNeed, deadline: Duratio
 fn find_job(binary: Executable, filter: Option<&str>, report: &mut Report) -> Result<Option<GuestJob>> {
     let is_selected =
         |test: &str| filter.is_none_or(|filter| format!("{} {test}", binary.name()).contains(filter));
-    let groups = requirement::group_tests(list_ignored(&binary)?, run::is_root(), |_| false);
+    let (ignored, _) = Sample::All.choose(list_ignored(&binary)?);
+    let groups = requirement::group_tests(ignored, run::is_root(), |_| false);
     let unmet = groups.unmet.into_iter().filter(|(test, why)| is_selected(test) && why.contains("kernel"));
     for (test, why) in unmet {
         report.could_not_run(&format!("{} {test}", binary.name()), &why);

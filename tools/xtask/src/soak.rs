@@ -127,6 +127,8 @@ const SOAKS: &[Soak] = &[
         Tests("nodekeel-provisioner it csi::real_mount_kills::a_process_killed"),
         "NODEKEEL_VOLUME_KILLS=20",
     ),
+    // Claims, volumes and faults in any order, on an API server in memory.
+    ("volume-cases", Tests("nodekeel-provisioner it model::"), "NODEKEEL_CASES=all"),
     (
         "volume-kills",
         Tests("nodekeel-provisioner it _kills::a_process_killed_at_any_moment"),

@@ -154,7 +154,7 @@ fn link_containerd_socket(node: &GuestNode) -> Result<()> {
 type Step = (&'static str, fn(&NodedInGuest) -> Result<()>);
 
 #[test]
-#[ignore = "needs kube and a node"]
+#[ignore = "sampled: needs kube and a node"]
 fn a_node_runs_its_kubelet_as_a_service_and_says_what_goes_wrong() {
     let started = Instant::now();
     let noded = NodedInGuest::start().unwrap_or_else(|error| panic!("{error:#}"));

@@ -71,7 +71,7 @@ fn put_values(count: usize) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 700 MiB, etcd, containerd and 2 GiB of memory"]
+#[ignore = "sampled: needs kernel with a disk of 700 MiB, etcd, containerd and 2 GiB of memory"]
 fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() {
     let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, "prjquota").unwrap();
     let (scratch, images) = (ScratchDir::new().unwrap(), ScratchDir::new().unwrap());

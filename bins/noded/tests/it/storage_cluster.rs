@@ -88,7 +88,7 @@ pub(crate) async fn wait_temporary_removed(node: &mut DeviceNode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_operator() {
     let member = VolumeMember::split("operator").await;
     let mut node = member.start().await;

@@ -15,7 +15,7 @@ const LOCAL: &str = "encryption = \"encrypted\"\nkeys = \"local\"\n";
 const NEW_MIB: u64 = 448;
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_volume_moves_to_another_disk_whatever_stops_or_changes_in_between() {
     let mut fixture = DeviceFixture::new(384).await;
     let node = fixture.start(LOCAL).await;

@@ -149,7 +149,7 @@ async fn check_cuts(life: &Life, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with 2 disks of 1 GiB and 2 GiB of memory"]
+#[ignore = "sampled: needs kernel with 2 disks of 1 GiB and 2 GiB of memory"]
 async fn a_power_cut_in_the_life_of_a_volume_leaves_no_corner() {
     check_cuts(&Life::ENCRYPTED, count_corners(45, 4)).await;
 }

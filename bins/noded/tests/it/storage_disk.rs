@@ -115,7 +115,7 @@ async fn check_volume_in_use(keys: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_volume_that_a_pod_keeps_in_use_is_opened_again_and_not_the_directory_below_it() {
     check_volume_in_use(LOCAL).await;
 }
@@ -127,7 +127,7 @@ async fn a_volume_without_encryption_that_a_pod_keeps_in_use_is_opened_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_foreign_disk_is_left_as_it_is_until_its_token_is_given() {
     let fixture = DeviceFixture::new(384).await;
     FileSystem::PlainExt4.format_device(&fixture.part).unwrap();
@@ -156,7 +156,7 @@ async fn a_foreign_disk_is_left_as_it_is_until_its_token_is_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_disk_with_one_sector_of_data_is_read_and_left_as_it_is_until_its_token_is_given() {
     let fixture = DeviceFixture::new(384).await;
     let part = File::options().write(true).open(&fixture.part).unwrap();
@@ -297,7 +297,7 @@ async fn a_volume_whose_key_is_gone_waits_for_the_recovery_passphrase() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_wipe_goes_on_where_a_stop_or_a_kill_has_ended_it() {
     let fixture = DeviceFixture::new(384).await;
     let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\n";
@@ -378,7 +378,7 @@ async fn wait_told(node: &mut DeviceNode, file: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_are_acknowledged() {
     let fixture = DeviceFixture::new(384).await;
     let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\n";
@@ -422,7 +422,7 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn bytes_that_were_changed_below_an_ext4_that_an_operator_has_mounted_are_a_problem_too() {
     let fixture = DeviceFixture::new(64).await;
     let key = fixture.scratch.path().join("key");
@@ -460,7 +460,7 @@ pub(crate) fn run_nodectl(fixture: &DeviceFixture, arguments: &[&str]) -> (Optio
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_header_that_was_put_back_or_lost_is_named_and_restored() {
     let fixture = DeviceFixture::new(384).await;
     let [old, new] = ["old", "new"].map(|name| fixture.scratch.path().join(name).display().to_string());
@@ -508,7 +508,7 @@ async fn scrub(node: &mut DeviceNode, bytes_per_second: Option<u64>) -> StorageS
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_scrub_finds_blocks_that_nobody_reads_and_keeps_no_volume_open() {
     let fixture = DeviceFixture::new(384).await;
     let mut node = fixture.start(LOCAL).await;
@@ -550,7 +550,7 @@ async fn a_scrub_finds_blocks_that_nobody_reads_and_keeps_no_volume_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_pulled_disk_closes_the_volume_everywhere_within_five_seconds() {
     let fixture = DeviceFixture::new(384).await;
     let mut node = fixture.start(LOCAL).await;

@@ -102,7 +102,7 @@ impl Drop for RestoredDisk<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_partition_is_found_by_its_type_and_its_key_lies_on_the_esp_of_its_disk() {
     let _turn = only_node().await;
     let (scratch, disk) = (ScratchDir::new().unwrap(), GuestDisk::acquire().unwrap());

@@ -38,7 +38,7 @@ fn kill_cryptsetup() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 async fn a_reencryption_goes_on_after_kills_and_no_header_of_before_is_restored() {
     // XFS needs 300 MiB. Each byte takes an emulated processor its time.
     let fixture = DeviceFixture::new(332).await;

@@ -36,7 +36,7 @@ async fn wait_locked(node: &mut DeviceNode, server: &TangServer) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB and tang"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB and tang"]
 async fn a_lone_node_opens_its_volume_while_its_tang_server_answers_and_a_thief_does_not() {
     let fixture = DeviceFixture::new(384).await;
     let mut server = TangServer::start().unwrap();

@@ -101,7 +101,7 @@ fn measure(texts: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB and tpm"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB and tpm"]
 async fn a_node_opens_its_volume_under_each_signed_system_and_names_what_is_not_signed() {
     let fixture = DeviceFixture::new(384).await;
     let [signer, signatures] =

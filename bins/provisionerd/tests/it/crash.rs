@@ -236,7 +236,7 @@ impl Life<'_> {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_around_each_step_of_a_directory_leaks_nothing_and_provisions_nothing_twice() {
     let kube = start_control_plane();
     let immediate = json!({
@@ -320,7 +320,7 @@ fn clone_of(source: &str) -> Value {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_around_each_step_of_a_clone_leaves_it_complete_or_nothing_of_it() {
     let kube = start_control_plane();
     // One that is abandoned is deleted before provisionerd starts again: no claim needs the copy, which is not empty.
@@ -397,7 +397,7 @@ fn a_daemon_killed_around_each_step_of_a_clone_leaves_it_complete_or_nothing_of_
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_around_each_step_of_a_strict_volume_leaks_nothing_and_provisions_nothing_twice() {
     /// Where a pod writes: behind what the file system has at its beginning.
     const PLACE: u64 = 7 << 20;
@@ -445,7 +445,7 @@ fn a_daemon_killed_around_each_step_of_a_strict_volume_leaks_nothing_and_provisi
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_around_each_step_of_a_snapshot_leaves_it_complete_or_nothing_of_it() {
     const KIND: &str = "volumesnapshotcontent";
     let kube = start_control_plane();
@@ -487,7 +487,7 @@ fn a_daemon_killed_around_each_step_of_a_snapshot_leaves_it_complete_or_nothing_
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_while_it_takes_a_mark_back_takes_it_back_at_the_next_start() {
     let kube = start_control_plane();
     let driver = DriverName::try_new(DRIVER).expect("a driver name");

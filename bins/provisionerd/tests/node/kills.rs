@@ -172,7 +172,7 @@ fn live_through(cluster: &TestCluster, name: &str) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs kube and a node"]
+#[ignore = "sampled: needs kube and a node"]
 fn a_daemon_killed_around_the_steps_of_a_directory_with_a_pod_leaks_nothing_and_provisions_nothing_twice() {
     let rounds = std::env::var(ROUNDS_VARIABLE).ok().map(|count| count.parse::<usize>().expect("a number"));
     let all = STEPS.iter().flat_map(|step| ["Before", "After"].map(|side| format!("{side} {step}")));

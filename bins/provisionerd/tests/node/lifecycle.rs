@@ -81,7 +81,7 @@ fn count_mounts(cluster: &TestCluster, volume: &str) -> Result<[usize; 2]> {
 }
 
 #[test]
-#[ignore = "needs kube, a node and provisionerd's image"]
+#[ignore = "sampled: needs kube, a node and provisionerd's image"]
 fn a_volume_on_xfs_survives_restarts_and_leaves_nothing() {
     const PROFILE: &str = include_str!("../../../../deploy/seccomp/nodekeel-limits.json");
     /// Of the claim `data`.

@@ -114,7 +114,7 @@ fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs kernel with 2 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 2 disks of 1 GiB"]
 fn synced_limits_are_there_after_power_cuts_and_no_project_is_without_limits() {
     check_file_system(FileSystem::Xfs, "quota set on XFS").unwrap();
     check_file_system(FileSystem::Ext4, "quota set on ext4").unwrap();

@@ -113,7 +113,7 @@ fn is_blank(fixture: &LuksFixture) -> bool {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_copy_has_the_files_of_the_volume_and_other_keys() {
     for keys in [KeyPolicy::Local, KeyPolicy::Split] {
         let (fixture, old_secret) = with_old_volume(keys);
@@ -140,7 +140,7 @@ fn a_copy_has_the_files_of_the_volume_and_other_keys() {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_copy_killed_at_any_call_is_repeated_or_completed_and_has_what_the_volume_has_then() {
     let keys = KeyPolicy::Split;
     let (template, old_secret) = with_old_volume(keys);
@@ -171,7 +171,7 @@ fn a_copy_killed_at_any_call_is_repeated_or_completed_and_has_what_the_volume_ha
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_copy_that_can_not_be_made_writes_nothing() {
     let keys = KeyPolicy::Split;
     let (fixture, secret) = with_old_volume(keys);

@@ -141,7 +141,7 @@ fn size_of_file_system(path: &Path) -> u64 {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas() {
     in_child_process(an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas, || {
         let node = NodeDisk::new(512);
@@ -171,7 +171,7 @@ fn an_authenticated_volume_keeps_the_volume_contract() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block() {
     in_child_process(
         an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block,
@@ -222,7 +222,7 @@ fn an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_bl
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
     in_child_process(an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere, || {
         let node = NodeDisk::new(SMALL_MIB);
@@ -252,7 +252,7 @@ fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
     in_child_process(an_encrypted_volume_grows_with_its_disk_and_discards_on_request, || {
         let node = NodeDisk::new(448);
@@ -276,7 +276,7 @@ fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_mapping_that_is_opened_again_has_another_identity() {
     in_child_process(a_mapping_that_is_opened_again_has_another_identity, || {
         let node = NodeDisk::new(448);
@@ -294,7 +294,7 @@ fn a_mapping_that_is_opened_again_has_another_identity() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB and tpm"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB and tpm"]
 fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again() {
     in_child_process(a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again, || {
         let node = NodeDisk::new(448);
@@ -325,7 +325,7 @@ fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "sampled: needs kernel"]
 fn a_header_with_a_null_cipher_is_rejected_and_never_opened() {
     in_child_process(a_header_with_a_null_cipher_is_rejected_and_never_opened, || {
         for (cipher, key_bits) in

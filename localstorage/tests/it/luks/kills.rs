@@ -121,7 +121,7 @@ pub(super) fn for_each_kill(
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_creation_killed_at_any_call_resumes_and_never_opens_before() {
     let create = |volume: &LuksVolume| volume.mount_new_with_key(ErasePolicy::Nothing).is_ok();
     let check = |fixture: &LuksFixture, moment: &str| {
@@ -144,7 +144,7 @@ fn a_creation_killed_at_any_call_resumes_and_never_opens_before() {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn an_interrupted_creation_is_unfinished_and_has_no_data() {
     // The last call, the sixth, records that the volume is complete.
     for number in 1..6 {
@@ -165,7 +165,7 @@ fn an_interrupted_creation_is_unfinished_and_has_no_data() {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_rotation_killed_at_any_call_leaves_a_key_that_opens_and_can_be_repeated() {
     for keys in [KeyPolicy::Local, KeyPolicy::Split] {
         let (template, key) = LuksFixture::with_volume(keys);
@@ -190,7 +190,7 @@ fn a_rotation_killed_at_any_call_leaves_a_key_that_opens_and_can_be_repeated() {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_confirmation_killed_at_any_call_is_repeated() {
     let (template, key) = LuksFixture::with_volume(KeyPolicy::Split);
     let old = UnlockSecret::Cluster(key.unwrap());
@@ -209,7 +209,7 @@ fn a_confirmation_killed_at_any_call_is_repeated() {
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_confirmation_of_a_passphrase_killed_at_any_call_leaves_a_confirmed_one_and_is_repeated() {
     let (template, _) = LuksFixture::with_volume(KeyPolicy::Local);
     let volume = template.volume(KeyPolicy::Local);
@@ -231,7 +231,7 @@ fn a_confirmation_of_a_passphrase_killed_at_any_call_leaves_a_confirmed_one_and_
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn another_encrypted_disk_made_since_an_agreed_format_was_interrupted_is_kept() {
     let fixture = LuksFixture::new();
     fixture.write(1080, b"\x53\xef");
@@ -252,7 +252,7 @@ fn another_encrypted_disk_made_since_an_agreed_format_was_interrupted_is_kept() 
 }
 
 #[test]
-#[ignore = "needs cryptsetup"]
+#[ignore = "sampled: needs cryptsetup"]
 fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_since() {
     // The node was killed before luksFormat: the disk is claimed, and the journal knows it.
     let interrupted = || {

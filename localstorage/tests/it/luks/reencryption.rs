@@ -143,7 +143,7 @@ fn data(fixture: &LuksFixture) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "needs strace"]
+#[ignore = "sampled: needs strace"]
 fn a_begin_that_is_killed_at_any_write_leaves_a_volume_that_opens_and_is_reencrypted() {
     let from = StolenFrom::new();
     let begin = |volume: &LuksVolume| volume.begin_reencryption(&from.secrets(), &[]);
@@ -168,7 +168,7 @@ fn a_begin_that_is_killed_at_any_write_leaves_a_volume_that_opens_and_is_reencry
 }
 
 #[test]
-#[ignore = "needs strace"]
+#[ignore = "sampled: needs strace"]
 fn a_reencryption_that_is_killed_at_any_write_keeps_all_data_and_is_completed() {
     let from = StolenFrom::new();
     from.fixture.volume(KeyPolicy::Local).begin_reencryption(&from.secrets(), &[]).unwrap();
@@ -189,7 +189,7 @@ fn a_reencryption_that_is_killed_at_any_write_keeps_all_data_and_is_completed() 
 }
 
 #[test]
-#[ignore = "needs strace"]
+#[ignore = "sampled: needs strace"]
 fn a_header_with_another_key_than_the_recorded_one_is_not_finished() {
     let from = StolenFrom::new();
     let fixture = &from.fixture;
@@ -213,7 +213,7 @@ fn a_header_with_another_key_than_the_recorded_one_is_not_finished() {
 }
 
 #[test]
-#[ignore = "needs strace"]
+#[ignore = "sampled: needs strace"]
 fn the_status_of_a_reencryption_never_names_a_rolled_back_or_changed_header() {
     let from = StolenFrom::new();
     let volume = from.fixture.volume(KeyPolicy::Local);

@@ -109,7 +109,7 @@ fn check_creations(operation: &str, counts: [usize; 2], mkfs: Option<&[&str]>) -
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted() {
     in_child_process(a_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted, || {
         check_creations("DiskVolume::mount_new", [2, 60], None).unwrap()

@@ -113,7 +113,7 @@ fn check_journal_on(file_system: RecordedFileSystem, operation: &str, counts: [u
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_vfat_has_its_last_state_after_power_cuts() {
     in_child_process(a_journal_on_vfat_has_its_last_state_after_power_cuts, || {
         check_journal_on(VFAT, "a step journal on vfat", [20, 150]);
@@ -121,7 +121,7 @@ fn a_journal_on_vfat_has_its_last_state_after_power_cuts() {
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
     in_child_process(a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts, || {
         check_journal_on(SYNCHRONOUS_VFAT, "a step journal on a synchronous vfat", [10, 150]);
@@ -129,7 +129,7 @@ fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_xfs_has_its_last_state_after_power_cuts() {
     in_child_process(a_journal_on_xfs_has_its_last_state_after_power_cuts, || {
         check_journal_on(XFS, "a step journal on XFS", [3, 150]);
@@ -153,7 +153,7 @@ fn check_replacement(dir: &Dir, written: usize) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
     in_child_process(a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts, || {
         let plan = CutPlan::new("Dir::write on XFS", [5, 200]);
@@ -163,7 +163,7 @@ fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
 
 /// In the middle of a replacement a rename is not atomic there: cuts come right behind each.
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_replaced_file_on_vfat_has_its_new_content_after_power_cuts() {
     in_child_process(a_replaced_file_on_vfat_has_its_new_content_after_power_cuts, || {
         for (file_system, operation) in
@@ -190,7 +190,7 @@ fn create_layout(dir: &Dir) -> Result<DataPartition> {
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn credentials_on_xfs_are_all_old_or_all_new_after_power_cuts() {
     in_child_process(credentials_on_xfs_are_all_old_or_all_new_after_power_cuts, || {
         let ca = TestCa::new(true);

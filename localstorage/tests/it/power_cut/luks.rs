@@ -269,7 +269,7 @@ fn read_all_blocks(machine: &Machine<'_>, volume: &LuksVolume, secret: &UnlockSe
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted() {
     in_child_process(
         an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted,
@@ -351,7 +351,7 @@ fn check_rotation_cuts(operation: &str, counts: [usize; 2], setup: VolumeSetup) 
 }
 
 #[test]
-#[ignore = "needs kernel with 4 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 4 disks of 1 GiB"]
 fn a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated() {
     in_child_process(a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated, || {
         check_rotation_cuts("LuksVolume::rotate_keys", [1, 16], ENCRYPTED)

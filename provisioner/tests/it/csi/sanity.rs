@@ -25,13 +25,13 @@ use controller::TestController;
 mod controller;
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB and csi-sanity"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB and csi-sanity"]
 fn the_conformance_tests_of_the_csi_pass() {
     pass_suite("mount");
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB and csi-sanity"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB and csi-sanity"]
 fn the_conformance_tests_of_the_csi_pass_with_block_volumes() {
     pass_suite("block");
 }

@@ -132,13 +132,13 @@ async fn uncounted(store: &DirStore) -> Option<u64> {
 }
 
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_xfs_a_volume_whose_limits_were_lost_is_limited_again() {
     check_lost_limits(FileSystem::Xfs).await;
 }
 
 #[tokio::test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_ext4_a_volume_whose_limits_were_lost_is_limited_again() {
     check_lost_limits(FileSystem::Ext4).await;
 }

@@ -135,13 +135,13 @@ async fn check_store_that_can_not_be_used(kind: FileSystem) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_xfs_a_store_that_can_not_be_used_gives_its_claims_up_and_serves_again() {
     check_store_that_can_not_be_used(FileSystem::Xfs).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 async fn on_ext4_a_store_that_can_not_be_used_gives_its_claims_up_and_serves_again() {
     check_store_that_can_not_be_used(FileSystem::Ext4).await;
 }

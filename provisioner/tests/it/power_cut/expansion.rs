@@ -53,7 +53,7 @@ fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs kernel with 2 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 2 disks of 1 GiB"]
 fn an_expansion_that_was_reported_is_in_force_after_power_cuts() {
     check_file_system(FileSystem::Xfs, "volume expanded on XFS").unwrap();
     check_file_system(FileSystem::Ext4, "volume expanded on ext4").unwrap();

@@ -230,13 +230,13 @@ fn cut_power_on(file_system: FileSystem, sample_count: usize) {
 }
 
 #[test]
-#[ignore = "needs kernel with 2 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 2 disks of 1 GiB"]
 fn a_volume_on_xfs_is_complete_or_absent_after_power_cuts_and_so_are_its_snapshot_and_copy() {
     cut_power_on(FileSystem::Xfs, 2);
 }
 
 #[test]
-#[ignore = "needs kernel with 2 disks of 1 GiB"]
+#[ignore = "sampled: needs kernel with 2 disks of 1 GiB"]
 fn a_volume_on_ext4_is_complete_or_absent_after_power_cuts() {
     cut_power_on(FileSystem::Ext4, 2);
 }

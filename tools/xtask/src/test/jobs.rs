@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use super::binaries::{Build, Executable};
 use super::lanes::{Job, Lane};
 use super::launch::{RunAs, TestCommand, TestSelection, test_command};
+use super::sample::Sample;
 use super::since::{TestPlan, Tier};
 use super::{PART_WITHIN, WHOLE_COUNTS, add_tests, doctests, events, list_ignored, requirement};
 use crate::kernel_test::GuestJob;
@@ -33,14 +34,14 @@ struct TestJob<'a> {
 /// All jobs of a run.
 pub(super) fn plan_jobs<'a>(
     build: &'a Build,
-    plan: &'a TestPlan,
+    (plan, sample): (&'a TestPlan, Sample),
     packages: &'a [Package],
     report: &mut Report,
 ) -> Vec<Job<'a>> {
     let (mut jobs, mut guest_jobs) = (Vec::new(), Vec::new());
     for binary in &build.tests {
         let tests = match plan.get(&binary.package) {
-            Some(Tier::Whole) => plan_all_tests(binary, &mut guest_jobs, report),
+            Some(Tier::Whole) => plan_all_tests(binary, sample, &mut guest_jobs, report),
             Some(Tier::Quick) => plan_plain_tests(binary),
             None => Vec::new(),
         };
@@ -64,9 +65,10 @@ fn plan_doctests<'a>(plan: &'a TestPlan, packages: &'a [Package]) -> Option<Job<
     Some(Job::new("doctests", Lane::Computing, move |report| doctests::run(&libraries, report)))
 }
 
-/// All tests of a binary; those that need a guest are added to the guest's.
+/// All tests of a binary that are in the sample; those that need a guest are added to the guest's.
 fn plan_all_tests<'a>(
     binary: &'a Executable,
+    sample: Sample,
     guest_jobs: &mut Vec<GuestJob>,
     report: &mut Report,
 ) -> Vec<TestJob<'a>> {
@@ -74,6 +76,10 @@ fn plan_all_tests<'a>(
         report.could_not_run(&format!("the list of {}", binary.name()), &format!("{error:#}"));
         Vec::new()
     });
+    let (ignored, left_out) = sample.choose(ignored);
+    for test in left_out {
+        report.log.line(&format!("not in the sample: {} {}", binary.name(), test.name));
+    }
     let measures = |test: &str| has_process_tests(binary) && test.starts_with(PROCESS_TESTS.2);
     let groups = requirement::group_tests(ignored, run::is_root(), measures);
     for (test, why) in groups.unmet {

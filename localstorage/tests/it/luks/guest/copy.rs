@@ -46,7 +46,7 @@ impl Drop for OtherPart {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn an_authenticated_volume_is_copied_and_a_stolen_header_opens_nothing_of_the_copy() {
     in_child_process(an_authenticated_volume_is_copied_and_a_stolen_header_opens_nothing_of_the_copy, || {
         let node = NodeDisk::new(112);

@@ -38,7 +38,7 @@ fn check_opens(volume: &LuksVolume, secret: &UnlockSecret, moment: &str) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens() {
     in_child_process(a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens, || {
         let node = NodeDisk::new(448);

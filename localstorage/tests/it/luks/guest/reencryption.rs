@@ -57,7 +57,7 @@ fn open_by_stolen(header: &Path, node: &NodeDisk, passphrase: &str, arguments: &
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_reencryption_that_is_stopped_and_killed_keeps_all_data_and_leaves_a_stolen_header_nothing() {
     in_child_process(
         a_reencryption_that_is_stopped_and_killed_keeps_all_data_and_leaves_a_stolen_header_nothing,

@@ -225,25 +225,25 @@ fn restart_all(
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB"]
 fn a_block_volume_lives_through_expansion_snapshots_and_restarts() {
     run_in_mount_namespace(|| live_through_all(ImageFormat::Block));
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB"]
 fn a_strict_volume_on_ext4_lives_through_expansion_snapshots_and_restarts() {
     run_in_mount_namespace(|| live_through_all(ImageFormat::Ext4));
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB"]
 fn a_strict_volume_on_xfs_lives_through_expansion_snapshots_and_restarts() {
     run_in_mount_namespace(|| live_through_all(ImageFormat::Xfs));
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 2 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 2 GiB"]
 fn a_full_block_volume_can_be_overwritten_while_a_snapshot_shares_its_blocks() {
     run_in_mount_namespace(|| {
         let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
@@ -303,7 +303,7 @@ fn check_direct_io(disk: MountedDisk, sector: &str) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn volumes_on_a_disk_with_small_sectors_have_direct_io() {
     run_in_mount_namespace(|| {
         let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
@@ -312,7 +312,7 @@ fn volumes_on_a_disk_with_small_sectors_have_direct_io() {
 }
 
 #[test]
-#[ignore = "needs kernel with a 4Kn disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a 4Kn disk of 1 GiB"]
 fn volumes_on_a_disk_with_large_sectors_have_direct_io() {
     run_in_mount_namespace(|| {
         let disk =
@@ -322,7 +322,7 @@ fn volumes_on_a_disk_with_large_sectors_have_direct_io() {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 1 GiB"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB"]
 fn a_device_that_a_killed_process_left_is_released_by_the_next_start() {
     run_in_mount_namespace(|| {
         let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
