@@ -47,6 +47,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{Advice, fadvise};
 
 use crate::command_output;
 use crate::guest::disk::{FREE_WITHIN, GuestDisk};
@@ -198,6 +199,8 @@ impl LoggedDisk {
         // Which ends the log.
         mapped.remove()?;
         let log = File::open(log_disk.device_path()).context("open the log")?;
+        // The kernel wrote it below the page cache, which has an earlier test's where that one has left the disk open.
+        fadvise(&log, 0, None, Advice::DontNeed).context("forget an earlier log")?;
         let entries = read_log(&log)?;
         Ok(DiskLog { entries, log, disk, bytes, _log_disk: log_disk })
     }
