@@ -13,7 +13,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use crate::{ScratchDir, command_output, wait_until};
 
 /// The disks that the guest was given, in their order: paths separated by colons.
-const DISKS: &str = "NODEKEEL_GUEST_DISKS";
+pub(crate) const DISKS: &str = "NODEKEEL_GUEST_DISKS";
 /// Those whose logical blocks have 4096 bytes, in the same way.
 const DISKS_4KN: &str = "NODEKEEL_GUEST_4KN_DISKS";
 /// Set in every guest.
