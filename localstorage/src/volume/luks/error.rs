@@ -130,7 +130,7 @@ pub enum LuksError {
     ReencryptionKilled,
     /// The kernel does not end what a killed cryptsetup has left.
     #[error("can't end what a killed cryptsetup has left of a re-encryption: restart the machine")]
-    FailHotZone(#[source] io::Error),
+    EndKilled(#[source] io::Error),
     /// The file is no backup of a header of this crate.
     #[error(
         "a backup of the header has {} bytes, this file has {bytes}: use a file of luksHeaderBackup",

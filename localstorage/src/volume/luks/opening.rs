@@ -16,6 +16,7 @@ use super::header::HeaderError;
 use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
 use super::policy::read_volume_token;
 use super::reencryption::ReencryptionStage;
+use super::reencryption_run::ReencryptionRun;
 use super::rollback::HeaderRecords;
 use super::settings::LuksSettings;
 use super::token::{VolumeEncryption, VolumeProgress};
@@ -35,6 +36,9 @@ impl LuksOpening<'_> {
         let disk = self.settings.open_disk(DiskAccess::Read)?;
         let slots = self.settings.slots_of(&disk);
         let header = self.check_volume(&slots)?;
+        if let Ok(None) = slots.device.find_mapping_of(header.uuid, &self.settings.mapping_name) {
+            ReencryptionRun(self.settings).remove_left_mappings(header.uuid)?;
+        }
         let header = self.repair(&slots, header, secret).map_err(|error| self.settings.error(error))?;
         self.open_mapping(&slots, &header, secret)?;
         // The volume opens also where these can't be written: the next opening tries again.

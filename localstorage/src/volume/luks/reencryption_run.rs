@@ -16,6 +16,7 @@ use std::path::Path;
 use super::super::VolumeError;
 use super::super::disk::DiskAccess;
 use super::super::uuid::Uuid;
+use super::cryptsetup::ActiveMapping;
 use super::device::{CheckedHeader, continue_reencryption};
 use super::error::LuksError;
 use super::key_slots::{KeySlots, UnlockSecret};
@@ -24,6 +25,9 @@ use super::settings::{DEVICE_MAPPER, LuksSettings};
 use super::status::ReencryptionProgress;
 use crate::error::{Error as FileError, FileOperation};
 use crate::{sys, syscalls};
+
+/// The name of the piece that is being worked on, in those of mappings.
+const HOT_ZONE: &str = "hotzone-forward";
 
 /// The end of a call that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,20 +185,44 @@ impl ReencryptionRun<'_> {
         Ok(is_free && self.fail_hot_zone(header.uuid)?)
     }
 
-    fn fail_hot_zone(&self, volume: Uuid) -> Result<bool, VolumeError> {
-        let name = format!("{}-hotzone-forward", self.0.mapping_name);
-        let to_error = |source| self.0.error(LuksError::FailHotZone(source));
+    /// Removes the mappings below a volume that is not open. A cryptsetup that was killed at its end, when the volume did not need
+    /// them any more, has left them there, and they keep the disk in use. Not while a cryptsetup is at work.
+    pub(super) fn remove_left_mappings(&self, volume: Uuid) -> Result<(), VolumeError> {
+        let to_error = |error| self.0.error(error);
+        // The first lies on the second.
+        for part in ["overlay", HOT_ZONE] {
+            let Some(mapping) = self.find_part(volume, part)? else { continue };
+            let lock = self.open_lock().map_err(to_error)?;
+            if !syscalls::try_lock(&lock).map_err(|errno| to_error(lock_error(errno)))? {
+                return Ok(());
+            }
+            let removed = File::options().read(true).write(true).open(DEVICE_MAPPER).and_then(|control| {
+                sys::remove_mapping(control, &mapping.identifier).map_err(std::io::Error::from)
+            });
+            removed.map_err(|source| to_error(LuksError::EndKilled(source)))?;
+        }
+        Ok(())
+    }
+
+    /// The mapping by which cryptsetup works on a part of the volume.
+    fn find_part(&self, volume: Uuid, part: &str) -> Result<Option<ActiveMapping>, VolumeError> {
+        let name = format!("{}-{part}", self.0.mapping_name);
         let found = self.0.config.cryptsetup.find_mapping(&name);
         let found = found.map_err(|error| self.0.error(LuksError::FindMapping(error)))?;
         // *Source:* cryptsetup, `dm_prepare_uuid`.
         let identifier = format!("CRYPT-SUBDEV-{}-{name}", volume.to_string().replace('-', ""));
-        let Some(mapping) = found.filter(|found| found.identifier == identifier) else { return Ok(false) };
+        Ok(found.filter(|found| found.identifier == identifier))
+    }
+
+    fn fail_hot_zone(&self, volume: Uuid) -> Result<bool, VolumeError> {
+        let to_error = |source| self.0.error(LuksError::EndKilled(source));
+        let Some(mapping) = self.find_part(volume, HOT_ZONE)? else { return Ok(false) };
         let device = mapping.device_path.file_name().unwrap_or(OsStr::new(""));
         let size = fs::read_to_string(Path::new("/sys/block").join(device).join("size")).map_err(to_error)?;
         let sectors =
             size.trim_end().parse().map_err(|_| to_error(std::io::ErrorKind::InvalidData.into()))?;
         let control = File::options().read(true).write(true).open(DEVICE_MAPPER).map_err(to_error)?;
-        sys::fail_mapping(control, &identifier, sectors).map_err(|errno| to_error(errno.into()))?;
+        sys::fail_mapping(control, &mapping.identifier, sectors).map_err(|errno| to_error(errno.into()))?;
         Ok(true)
     }
 
