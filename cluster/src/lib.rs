@@ -10,8 +10,8 @@
 //!   ├─ network ─ the node's address: static, or that of an interface
 //!   │
 //!  consensus ── the store that the members agree on, and its members: a supervised etcd, or in memory
-//!   │
-//!  pki ──────── the cluster's CA: certificates and their revocation, stored in the consensus
+//!   ├─ pki ───── the cluster's CA: certificates and their revocation, stored in the consensus
+//!   └─ backup ── snapshots of the consensus, encrypted for the holder of a key
 //! ```
 //!
 //! A node that bootstraps a cluster of one in memory:
@@ -66,6 +66,7 @@
 //! Monogon's `core/cluster`, `core/consensus` and `enrolment.proto` of 2020: flows, keys and field numbers.
 //! Differences are documented where they occur.
 
+pub mod backup;
 pub mod consensus;
 pub mod enrolment;
 pub mod network;

@@ -1,8 +1,10 @@
-//! Maintenance of the store: room in its database, and its alarms.
+//! Maintenance of the store: room in its database, its alarms, and its snapshot.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
 use super::{ClusterReport, MemberId, MembershipError, StoreAlarm};
 
@@ -43,6 +45,46 @@ pub trait StoreMaintenance: Debug + Send + Sync {
     /// # Errors
     /// Those of [`compact`](Self::compact).
     async fn disarm(&self, member: MemberId, alarm: &StoreAlarm) -> Result<(), MembershipError>;
+
+    /// A copy of the store, by this node's member: each write that was acknowledged before the call is in it.
+    ///
+    /// # Errors
+    /// Those of [`compact`](Self::compact).
+    async fn snapshot(&self) -> Result<SnapshotStream, MembershipError>;
+}
+
+/// A copy of the store in pieces: the file that etcd's own tools write and read, a database with its SHA-256 at the end.
+///
+/// # Contract
+/// - It ends after the last piece of a whole file, or with an error. [`encrypt_snapshot`](crate::backup::encrypt_snapshot) checks
+///   that.
+/// - It ends with [`MembershipError::Stopped`] when the store is stopped. Nothing follows an error.
+pub struct SnapshotStream(BoxStream<'static, Result<Vec<u8>, MembershipError>>);
+
+impl SnapshotStream {
+    /// A snapshot of these pieces: for implementations.
+    pub fn new(
+        pieces: impl Stream<Item = Result<Vec<u8>, MembershipError>> + Send + 'static,
+    ) -> SnapshotStream {
+        SnapshotStream(pieces.boxed())
+    }
+
+    /// The next piece; `None` after the end.
+    ///
+    /// # Errors
+    /// See the type.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again: no piece is lost.
+    pub async fn next_piece(&mut self) -> Result<Option<Vec<u8>>, MembershipError> {
+        self.0.try_next().await
+    }
+}
+
+impl fmt::Debug for SnapshotStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SnapshotStream").finish_non_exhaustive()
+    }
 }
 
 /// Decides whether a member may be defragmented now: it must answer, and the others that answer must be a majority, or be

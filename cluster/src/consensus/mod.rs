@@ -34,7 +34,7 @@ pub use cluster_access::{ClusterAccess, ClusterMembers};
 pub use condition::{DataTransfer, MemberCondition, StoreAlarm, VoterReach};
 pub use error::{ConsensusError, MembershipError, REMOVED_NODE};
 pub use join::JoinRefusal;
-pub use maintenance::{StoreMaintenance, check_defragment, check_disarm};
+pub use maintenance::{SnapshotStream, StoreMaintenance, check_defragment, check_disarm};
 pub use member::{Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
 pub use report::{ClusterReport, MemberFacts, MemberReport};

@@ -39,6 +39,10 @@ tools! {
         CTR = "ctr" of "containerd";
         /// The runtime that containerd's shim calls.
         RUNC = "runc" of "runc";
+        /// Decrypts the backups of a cluster.
+        AGE = "age" of "age";
+        /// Makes the keys for them.
+        AGE_KEYGEN = "age-keygen" of "age";
         /// Copies images between archives and layouts.
         SKOPEO = "skopeo" of "skopeo";
         /// Makes and changes images in layouts.

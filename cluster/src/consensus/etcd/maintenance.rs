@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client as api;
+use futures_util::stream;
 use tokio::time::timeout;
 
 use super::convert::{CALL_TIMEOUT, membership_error};
 use super::kv::EtcdKv;
 use super::peer_client::PeerClient;
-use crate::consensus::{MemberId, MembershipError, StoreAlarm, StoreMaintenance};
+use crate::consensus::{MemberId, MembershipError, SnapshotStream, StoreAlarm, StoreMaintenance};
 
 /// The timeout of a defragmentation: a database of many gigabytes on a slow disk.
 const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
+/// The timeout of each piece of a snapshot: etcd reads 32 KiB for it.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maintenance by one member's client, and of other members by theirs.
 #[derive(Clone)]
@@ -105,6 +109,22 @@ impl StoreMaintenance for EtcdMaintenance {
         let mut maintenance = self.kv.client.maintenance_client();
         let disarm = maintenance.alarm(api::AlarmAction::Deactivate, kind, Some(options));
         self.call("disarm an alarm", CALL_TIMEOUT, disarm).await.map(drop)
+    }
+
+    async fn snapshot(&self) -> Result<SnapshotStream, MembershipError> {
+        const OPERATION: &str = "take a snapshot of the store";
+        // This member may be behind the others. It answers a linearizable read once it is not.
+        let mut keys = self.kv.client.kv_client();
+        self.call(OPERATION, CALL_TIMEOUT, keys.get(crate::pki::CA_CERT_PATH, None)).await?;
+        let mut client = self.kv.client.maintenance_client();
+        let pieces = self.call(OPERATION, PIECE_TIMEOUT, client.snapshot()).await?;
+        Ok(SnapshotStream::new(stream::try_unfold(
+            (self.clone(), pieces),
+            |(maintenance, mut pieces)| async {
+                let piece = maintenance.call(OPERATION, PIECE_TIMEOUT, pieces.message()).await?;
+                Ok(piece.map(|piece| (piece.blob().to_vec(), (maintenance, pieces))))
+            },
+        )))
     }
 }
 

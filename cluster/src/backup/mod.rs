@@ -1,0 +1,20 @@
+//! Backups of the cluster: a snapshot of the store, verified, and encrypted before it touches a disk.
+//!
+//! A backup is a file of [age](https://age-encryption.org/v1), for one recipient. Its content is the file that `etcdctl snapshot
+//! save` writes: etcd's database, and its SHA-256. So a person opens it without nodekeel: `age -d -i KEY BACKUP`.
+//!
+//! ```text
+//!  StoreMaintenance::snapshot ──▶ encrypt_snapshot ──▶ pieces of the file
+//!        the store's pieces          verifies            its last one only if the snapshot is whole
+//! ```
+//!
+//! The snapshot contains all secrets of the cluster, also the private key of its CA. The node that writes it needs no secret for
+//! that: the key that opens it is elsewhere.
+
+mod age;
+mod encrypt;
+mod snapshot;
+
+pub use age::{InvalidRecipient, Recipient};
+pub use encrypt::encrypt_snapshot;
+pub use snapshot::SnapshotError;
