@@ -21,7 +21,7 @@ use toml::de::DeTable;
 pub(crate) use self::node::check_node;
 pub use self::node::{ControlConfig, EventsConfig, HealthConfig, LogConfig, NodeConfig};
 use crate::error_chain::error_chain;
-pub use crate::parts::cluster::config::ClusterConfig;
+pub use crate::parts::cluster::config::{BackupConfig, ClusterConfig};
 pub use crate::parts::containerd::config::ContainerdConfig;
 pub use crate::parts::etcd::config::EtcdConfig;
 pub use crate::parts::provisioner::config::{AuditSettings, CapacitySettings, ProvisionerConfig, QuotaMode};

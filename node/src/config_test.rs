@@ -89,6 +89,7 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "progress_period",
         "golden_tickets",
         "hostname",
+        "recipient",
         "kubeconfig",
         "node",
         "driver",

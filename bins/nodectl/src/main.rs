@@ -6,6 +6,7 @@ mod commands;
 mod completion;
 mod error;
 mod output;
+mod private_file;
 mod runnable;
 mod time;
 mod wire;

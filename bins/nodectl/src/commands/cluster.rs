@@ -10,16 +10,18 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use nodekeel_node::v1::{
     self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, WithdrawGoldenTicketRequest,
+    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, SnapshotClusterRequest,
+    SnapshotClusterResponse, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
 use zeroize::Zeroizing;
 
 use super::action::find_runnable;
 use super::status::unhealthy_reason;
-use crate::api_client::ApiClient;
+use crate::api_client::{ApiClient, MessageStream};
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
+use crate::private_file::PrivateFile;
 use crate::wire::{non_empty, time_text};
 
 /// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
@@ -27,6 +29,9 @@ const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Timeout of the defragmentation of one member, which takes some seconds for each gigabyte.
 const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
+/// Timeout of each piece of a snapshot: noded itself waits for etcd.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Timeout of the removal of a node: noded itself repeats its steps for 20 seconds.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,6 +61,11 @@ pub(crate) enum ClusterCommand {
     ///
     /// Refuses while the cause of an alarm remains: a full store, or a member with corrupt data.
     Disarm,
+    /// Save an encrypted snapshot of the cluster
+    ///
+    /// All keys of the store as of now, with the CA's private key, by this node's member. The file is whole and verified, or not
+    /// written. A person opens it: `age -d -i KEY FILE` prints the snapshot as `etcdctl snapshot save` writes it.
+    Snapshot(SnapshotArgs),
     /// Remove another node from the cluster
     ///
     /// Also a node that is dead, or that leads. Removes its member, revokes its certificates, and deletes its record. Repeat it
@@ -87,6 +97,20 @@ pub(crate) enum TicketCommand {
     /// No node can join by it afterwards, and another ticket can be created.
     #[command(alias = "withdraw")]
     Revoke(RevokeTicketArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotArgs {
+    /// File to write; - for the standard output
+    ///
+    /// It replaces one of this name. Its owner alone reads it.
+    file: PathBuf,
+    /// Public key for it; default: the configured one
+    ///
+    /// `age-keygen -o KEY` on another machine makes a key and prints its recipient. Default: cluster.backup.recipient of the
+    /// node.
+    #[arg(long, value_name = "age1…")]
+    recipient: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -242,6 +266,13 @@ struct TicketView {
 }
 
 #[derive(Debug, Serialize)]
+struct SnapshotView {
+    file: String,
+    bytes: u64,
+    recipient: String,
+}
+
+#[derive(Debug, Serialize)]
 struct RemovedNodeView {
     removed: String,
 }
@@ -277,6 +308,7 @@ impl ClusterCommand {
             Self::Members => show_members(api, printer).await,
             Self::Defragment => defragment(api, printer).await,
             Self::Disarm => disarm(api, printer).await,
+            Self::Snapshot(args) => snapshot(api, args, printer).await,
             Self::Remove(args) => remove_node(api, args, printer).await,
             Self::Replace(args) => replace_node(api, args, printer).await,
             Self::Leave => leave(api, printer).await,
@@ -402,6 +434,51 @@ async fn disarm(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Comman
 async fn list_members(api: &mut ApiClient) -> Result<Vec<MemberView>, CommandError> {
     let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
     Ok(answer.members.into_iter().map(MemberView::from).collect())
+}
+
+async fn snapshot(
+    api: &mut ApiClient,
+    args: SnapshotArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    api.raise_timeout(PIECE_TIMEOUT);
+    let request = SnapshotClusterRequest { recipient: args.recipient.unwrap_or_default() };
+    let mut pieces = api.open_stream(async |client| client.snapshot_cluster(request).await).await?;
+    if args.file == Path::new("-") {
+        // age finds out about a file without its end.
+        copy_pieces(&mut pieces, std::io::stdout().lock(), |source| source.into()).await?;
+        return Ok(());
+    }
+    let file_error = |source| CommandError::File { path: args.file.clone(), source };
+    let mut file = PrivateFile::create(&args.file).map_err(file_error)?;
+    let (bytes, recipient) = copy_pieces(&mut pieces, &mut file, file_error).await?;
+    file.commit().map_err(file_error)?;
+    let file = args.file.display().to_string();
+    let text = format!(
+        "wrote a snapshot of the cluster to {file}; `age -d -i KEY` opens it, with the key of {recipient}"
+    );
+    printer.print_result(&SnapshotView { file, bytes, recipient }, &text)
+}
+
+/// Writes the pieces of a file. Returns their size and the recipient, once the node has sent the whole file.
+async fn copy_pieces(
+    pieces: &mut MessageStream<SnapshotClusterResponse>,
+    mut to: impl std::io::Write,
+    write_error: impl Fn(std::io::Error) -> CommandError,
+) -> Result<(u64, String), CommandError> {
+    let (mut bytes, mut recipient) = (0, String::new());
+    loop {
+        let next = pieces.next_message().await?.ok_or(CommandError::ConnectionLost)?;
+        if !next.recipient.is_empty() {
+            recipient = next.recipient;
+        }
+        to.write_all(&next.piece).map_err(&write_error)?;
+        bytes += next.piece.len() as u64;
+        if next.is_complete {
+            to.flush().map_err(&write_error)?;
+            return Ok((bytes, recipient));
+        }
+    }
 }
 
 async fn remove_node(

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
+use nodekeel_cluster::backup::Recipient;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::config::value;
 
@@ -37,6 +39,22 @@ pub struct ClusterConfig {
     /// True if the node sets the kernel's hostname to its name.
     #[serde(default)]
     pub hostname: bool,
+    /// The backups of the cluster.
+    #[serde(default)]
+    pub backup: Option<BackupConfig>,
+}
+
+/// `[cluster.backup]`: snapshots of the cluster's store.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackupConfig {
+    /// The public key for which they are encrypted.
+    #[serde(deserialize_with = "deserialize_recipient")]
+    pub recipient: Recipient,
+}
+
+fn deserialize_recipient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Recipient, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 /// The library's default: etcd starts in less than two seconds, and a DHCP lease may take a minute.

@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
+use futures_util::{Stream, TryStreamExt as _, stream};
+use nodekeel_cluster::backup::{Recipient, SnapshotError, encrypt_snapshot};
 use nodekeel_cluster::consensus::{
     ClusterAccess, Member, MemberFacts, MemberId, MembershipError, PeerUrl, StoreMaintenance,
     check_defragment, check_disarm,
@@ -160,11 +162,63 @@ pub(crate) async fn disarm(cluster: &ClusterNode) -> Result<v1::DisarmResponse, 
     Ok(v1::DisarmResponse { alarms })
 }
 
+/// The encrypted file of a snapshot by this node's member.
+pub(crate) async fn snapshot(
+    cluster: &ClusterNode,
+    config: &NodedConfig,
+    request: &v1::SnapshotClusterRequest,
+) -> Result<impl Stream<Item = Result<v1::SnapshotClusterResponse, Status>> + Send + use<>, Status> {
+    let recipient = choose_recipient(config, &request.recipient)?;
+    let (_, maintenance) = store_maintenance(cluster)?;
+    let snapshot = maintenance.snapshot().await.map_err(|error| {
+        let text = add_condition(error_chain(&error), cluster.condition().as_deref());
+        Status::new(membership_error_code(&error), text)
+    })?;
+    let file = Box::pin(encrypt_snapshot(snapshot, &recipient));
+    let first = v1::SnapshotClusterResponse { recipient: recipient.to_string(), ..Default::default() };
+    Ok(stream::try_unfold((Some(first), Some(file)), |(first, file)| async {
+        if let Some(first) = first {
+            return Ok(Some((first, (None, file))));
+        }
+        let Some(mut file) = file else { return Ok(None) };
+        Ok(Some(match file.try_next().await.map_err(|error| snapshot_status(&error))? {
+            Some(piece) => (v1::SnapshotClusterResponse { piece, ..Default::default() }, (None, Some(file))),
+            None => (v1::SnapshotClusterResponse { is_complete: true, ..Default::default() }, (None, None)),
+        }))
+    }))
+}
+
+/// The recipient of the request, or the configured one.
+fn choose_recipient(config: &NodedConfig, given: &str) -> Result<Recipient, Status> {
+    let configured = config.cluster.as_ref().and_then(|cluster| cluster.backup.as_ref());
+    match (given, configured) {
+        ("", Some(backup)) => Ok(backup.recipient.clone()),
+        ("", None) => Err(Status::failed_precondition(
+            "a snapshot is encrypted, and there is no recipient: `age-keygen -o KEY` on another machine makes a key and prints \
+             its recipient; then --recipient age1…, or cluster.backup.recipient in the configuration",
+        )),
+        (given, _) => given.parse().map_err(|error| Status::invalid_argument(error_chain(&error))),
+    }
+}
+
+fn snapshot_status(error: &SnapshotError) -> Status {
+    let code = match error {
+        SnapshotError::Read(source) => membership_error_code(source),
+        SnapshotError::Damaged { .. } => Code::Aborted,
+        _ => Code::FailedPrecondition,
+    };
+    Status::new(code, error_chain(error))
+}
+
 fn store_maintenance(cluster: &ClusterNode) -> Result<(ClusterAccess, Arc<dyn StoreMaintenance>), Status> {
     let access =
         cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
     let maintenance = access.store_maintenance();
-    let none = || Status::failed_precondition("the cluster's store needs no maintenance: it is in memory");
+    let none = || {
+        Status::failed_precondition(
+            "the cluster's store is in memory: it has no maintenance and no snapshots",
+        )
+    };
     Ok((access, maintenance.ok_or_else(none)?))
 }
 

@@ -437,6 +437,17 @@ impl Control for ControlService {
         Ok(Response::new(cluster::disarm(&self.cluster()?).await?))
     }
 
+    type SnapshotClusterStream = ResponseStream<v1::SnapshotClusterResponse>;
+
+    async fn snapshot_cluster(
+        &self,
+        request: Request<v1::SnapshotClusterRequest>,
+    ) -> Result<Response<Self::SnapshotClusterStream>, Status> {
+        let request = self.record_action(request, |_| (CLUSTER_DN, "snapshot".into()));
+        let file = cluster::snapshot(&self.cluster()?, &self.running.plan().config, &request).await?;
+        Ok(Response::new(Box::pin(streams::until_stopped(&self.stop, file).map(Result::flatten))))
+    }
+
     async fn create_golden_ticket(
         &self,
         request: Request<v1::CreateGoldenTicketRequest>,

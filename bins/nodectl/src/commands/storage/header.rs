@@ -1,8 +1,7 @@
 //! `storage header`: the encryption header as a file.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -12,6 +11,7 @@ use super::{AuthorizationArgs, StorageChangeView, read_permit};
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::Printer;
+use crate::private_file::PrivateFile;
 
 /// More than a header has: the node checks its size.
 const MAX_BYTES: u64 = (16 << 20) + 1;
@@ -64,7 +64,8 @@ async fn back_up(api: &mut ApiClient, file: &Path, printer: &mut Printer) -> Res
         let mut output = io::stdout().lock();
         return Ok(output.write_all(&answer.header).and_then(|()| output.flush())?);
     }
-    write_private(file, &answer.header)
+    PrivateFile::create(file)
+        .and_then(|mut new| new.write_all(&answer.header).and_then(|()| new.commit()))
         .map_err(|source| CommandError::File { path: file.to_owned(), source })?;
     let done = StorageChangeView { done: "backed-up", ..Default::default() };
     let text = format!(
@@ -86,42 +87,4 @@ async fn restore(api: &mut ApiClient, args: RestoreArgs, printer: &mut Printer) 
     api.call(async |client| client.restore_storage_header(request).await).await?;
     let done = StorageChangeView { done: "restored", ..Default::default() };
     printer.print_result(&done, "the header is restored; see `nodectl storage status`")
-}
-
-/// Replaces a file, durably, by one that its owner alone reads.
-fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
-    // One that an interrupted call has left, with any mode.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(bytes).and_then(|()| file.sync_all())?;
-    fs::rename(&new, path)?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::*;
-
-    #[test]
-    fn a_backup_replaces_a_file_and_is_its_owners_alone() {
-        let path = std::env::temp_dir().join(format!("nodectl-header-{}", std::process::id()));
-        for (bytes, mode) in [(&b"one"[..], 0o644), (b"two", 0o600)] {
-            write_private(&path, bytes).unwrap();
-            assert_eq!(fs::read(&path).unwrap(), bytes);
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            fs::write(path.with_extension("new"), "left").unwrap();
-        }
-        fs::remove_file(&path).unwrap();
-        let _ = fs::remove_file(path.with_extension("new"));
-    }
 }

@@ -1,6 +1,7 @@
 //! Cluster membership of a node, with the real etcd where it matters.
 
 mod addresses;
+mod backup;
 mod bootstrap;
 mod configuration;
 mod reset;
