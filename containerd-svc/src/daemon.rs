@@ -44,7 +44,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// to five minutes. So it does where the directory is empty, and its disk may not be mounted. While the store itself fails, or
 /// the directory is missing or can't be read at its start, it is not ready.
 ///
-/// It watches the directory, and imports what is put there once that is complete.
+/// It watches the directory, also for being created, replaced or mounted, and imports what is put there once that is complete.
 ///
 /// After a boot that no ordered stop has ended, it compares all images with their digests in the background, and has what is damaged
 /// written again.

@@ -17,7 +17,8 @@ use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_versio
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
 use crate::import::error_chain;
 use crate::preseed::{
-    BundleOutcome, ImageProof, ImageStage, PassScope, Preseed, PreseedReport, ProofKind, retry_pause,
+    BundleOutcome, ImageProof, ImageStage, PassScope, Preseed, PreseedError, PreseedReport, ProofKind,
+    retry_pause,
 };
 use crate::store::ReadPace;
 use crate::{DiskReserve, Image, ImageStore as _, ImageStoreError, ImportError, Namespace};
@@ -109,6 +110,8 @@ impl PreseedTask {
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         let (mut is_ready, mut last) = (false, PassResult::default());
+        // Until a pass has read the directory, nothing is known of its bundles.
+        last.report.is_empty = true;
         let _running = self.preseed.begin_run();
         loop {
             // Before the pass: a bundle that is replaced while it is read is taken by the next one.
@@ -119,12 +122,23 @@ impl PreseedTask {
                     last = result;
                     self.find_problem(&last)
                 }
+                // It may be mounted or created later, which is noticed.
+                Err(PassFailure::Directory(error)) => {
+                    let problem = error_chain(&error);
+                    tracing::error!("{problem}");
+                    if !is_ready {
+                        ctx.signal_not_ready(problem.clone())?;
+                    }
+                    Some(problem)
+                }
                 // The images that are there stay there: only without containerd are they lost.
-                Err(failure) if is_ready && daemon_version(&self.socket).await.is_ok() => {
+                Err(PassFailure::Store(failure))
+                    if is_ready && daemon_version(&self.socket).await.is_ok() =>
+                {
                     tracing::error!("{failure}");
                     Some(failure.to_string())
                 }
-                Err(failure) => return Err(failure),
+                Err(PassFailure::Store(failure)) => return Err(failure),
             };
             retries = if problem.is_some() { retries + 1 } else { 0 };
             // Each bundle has a pause of its own; a pass also looks for what is new, and asks the CRI again.
@@ -178,12 +192,12 @@ impl PreseedTask {
         }
     }
 
-    /// Watches the bundles; `None` if the directory is missing, or can't be watched.
+    /// Watches the bundles; `None` if they can't be watched.
     async fn watch_bundles(&self) -> Option<BundleWatch> {
         let directory = self.preseed.bundle_dir().to_owned();
         let watch = spawn_blocking(move || BundleWatch::new(&directory));
         match watch.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
-            Ok(watch) => watch,
+            Ok(watch) => Some(watch),
             Err(error) => {
                 let directory = self.preseed.bundle_dir().display();
                 tracing::warn!(
@@ -195,14 +209,14 @@ impl PreseedTask {
     }
 
     /// Runs one pass, and is ready as soon as the required images are there and the CRI lists them, or has rejected them;
-    /// an error if the store failed.
+    /// an error if the directory or the store failed.
     async fn import_bundles(
         &self,
         store: &ContainerdImages,
         ctx: &Context,
         scope: PassScope,
         is_ready: &mut bool,
-    ) -> Result<PassResult, Failure> {
+    ) -> Result<PassResult, PassFailure> {
         let (send, processed) = oneshot::channel();
         let pass = self.preseed.run_pass(store, scope, Some(send));
         let release = async {
@@ -220,7 +234,11 @@ impl PreseedTask {
             Ok::<_, Failure>(required)
         };
         let (report, required) = tokio::join!(pass, release);
-        let (report, required) = (report?, required?);
+        let report = report.map_err(|error| match error {
+            PreseedError::ListBundles(_) => PassFailure::Directory(error),
+            PreseedError::ListImages(_) => PassFailure::Store(error.into()),
+        })?;
+        let required = required?;
         // A full disk is a failure of the bundles that do not fit, and not of the store: others may fit.
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
@@ -229,7 +247,8 @@ impl PreseedTask {
             imported_images(&report).map(|(namespace, name)| (namespace.clone(), name.clone())).collect();
         let unlisted = self.wait_listed(store, &names).await?;
         if self.has_cri {
-            self.preseed.record_answers(&CRI_NAMESPACE.parse()?, &unlisted);
+            let namespace = CRI_NAMESPACE.parse().map_err(Failure::from)?;
+            self.preseed.record_answers(&namespace, &unlisted);
         }
         Ok(PassResult { report, unlisted, required })
     }
@@ -366,6 +385,19 @@ struct PassResult {
     unlisted: Unlisted,
     /// The images that others wait for.
     required: Vec<(Namespace, String)>,
+}
+
+/// The reason why a pass has not looked at all bundles.
+#[derive(Debug)]
+enum PassFailure {
+    Directory(PreseedError),
+    Store(Failure),
+}
+
+impl From<Failure> for PassFailure {
+    fn from(failure: Failure) -> Self {
+        Self::Store(failure)
+    }
 }
 
 async fn wait_changed(watch: Option<&BundleWatch>) -> std::io::Result<()> {

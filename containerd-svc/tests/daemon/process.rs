@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::process::Command;
 use std::time::Duration;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
@@ -10,8 +11,9 @@ use nodekeel_containerd_svc::{
     ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, LivenessProbe, RunscSettings,
     daemon_version,
 };
-use nodekeel_supervisor::RunnableState;
+use nodekeel_supervisor::{RunnableState, WaitReason};
 use rstest::rstest;
+use testbed::{command_output, tools};
 
 use crate::harness::Release::{self, Debian, Newest};
 use crate::harness::{PRESEED, Setup, busybox_layer, unique_name};
@@ -166,20 +168,40 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
     let directory = setup.path("preseed");
     let bundles = setup.enable_preseed();
     let daemon = setup.start().await;
-    let node = daemon.wait_for(PRESEED, |node| node.failures >= 3).await;
     let path = directory.display().to_string();
-    for exit in &node.exits {
-        let text = exit.exit.to_string();
-        assert!(text.contains(&path) && text.contains("No such file"), "{text}");
-    }
+    let text = daemon.wait_problem(&bundles, "No such file").await;
+    assert!(text.contains(&path), "{text}");
+    let node = daemon.status(PRESEED).unwrap();
+    assert!(matches!(&node.waiting_for, WaitReason::Condition(reason) if **reason == *text), "{node:?}");
     let dependent = daemon.status("root.dependent").unwrap();
     assert_eq!(dependent.state, RunnableState::New, "{dependent:?}");
+    // Each is noticed at once: the pauses between the attempts double.
     fs::create_dir(&directory).unwrap();
     daemon.wait_problem(&bundles, "is empty").await;
     daemon.wait_ready("root.dependent", 1).await;
     daemon.put_image("a.tar", "localhost/a:1", b"a");
     daemon.wait_imported(&bundles).await;
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("localhost/a:1"));
+    let away = directory.with_extension("away");
+    for _ in 0..5 {
+        fs::rename(&directory, &away).unwrap();
+        daemon.wait_problem(&bundles, "No such file").await;
+        assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("localhost/a:1"), "absence is no deletion");
+        fs::rename(&away, &directory).unwrap();
+        daemon.wait_imported(&bundles).await;
+    }
+    // A disk that is mounted over it is no event of the directory.
+    let mount = |arguments: &[&str]| {
+        command_output(Command::new(tools::find_tool(tools::MOUNT).unwrap()).args(arguments).arg(&directory))
+            .unwrap()
+    };
+    mount(&["-t", "tmpfs", "-o", "mode=755", "tmpfs"]);
+    daemon.wait_problem(&bundles, "is empty").await;
+    daemon.put_image("b.tar", "localhost/b:1", b"b");
+    daemon.wait_imported(&bundles).await;
+    assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("localhost/b:1"));
+    let node = daemon.status(PRESEED).unwrap();
+    assert_eq!((node.generation, node.state), (1, RunnableState::Ready), "{node:?}");
     daemon.stop().await;
 }
 

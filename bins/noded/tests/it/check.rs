@@ -5,6 +5,7 @@ use std::fs;
 use testbed::{ScratchDir, reserve_port};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, check, sleep_config};
+use crate::health::wait_problem;
 
 #[test]
 fn a_node_that_runs_is_checked_without_being_disturbed() {
@@ -89,13 +90,7 @@ fn a_preseed_directory_that_is_missing_is_found_by_a_check() {
     );
     assert!(ended.code == Some(4) && ended.stdout.contains(&says), "{ended:?}");
     let node = NodedProcess::start_in(scratch, &config, &[]);
-    node.wait_status("root.containerd.preseed", |status| {
-        status["exits"].as_array().is_some_and(|exits| !exits.is_empty())
-    });
-    let health = node.nodectl(&["-o", "json", "health"]).json();
-    let conditions = health["conditions"].as_array().unwrap();
-    let found =
-        conditions.iter().find(|found| found["object"] == "root.containerd.preseed").expect("a condition");
+    let found = wait_problem(&node, "root.containerd.preseed", "No such file");
     let hint = found["hint"].as_str().unwrap();
     assert!(hint.contains("mount its disk") && !hint.contains("repair or delete"), "{found}");
     let scratch = node.stop_and_keep();

@@ -45,12 +45,6 @@ fn wait_condition(noded: &NodedProcess, text: &str) -> String {
     wait_problem(noded, "images", text)["problem"].as_str().unwrap().to_owned()
 }
 
-/// The reason of the first failure of a runnable, once it has failed.
-fn wait_failure(noded: &NodedProcess, dn: &str) -> String {
-    let status = noded.wait_status(dn, |status| !status["exits"].as_array().unwrap().is_empty());
-    status["exits"][0]["reason"].as_str().unwrap().to_owned()
-}
-
 #[test]
 #[ignore = "needs containerd and root"]
 fn a_service_that_depends_on_preseed_starts_when_the_images_are_there() {
@@ -197,13 +191,12 @@ fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services
     let disk = ScratchDir::new().unwrap();
     let missing = disk.path().join("not-mounted");
     let noded = NodedProcess::start(&preseed_config(&missing, &kubelet_config()));
-    let reason = wait_failure(&noded, PRESEED);
-    assert!(reason.contains("not-mounted") && reason.contains("No such file"), "{reason}");
+    let found = wait_problem(&noded, PRESEED, "not-mounted");
+    assert!(found["problem"].as_str().unwrap().contains("No such file"), "{found}");
     let status = noded.ask(&["status"]);
     assert!(status.contains(PRESEED) && status.contains("not-mounted"), "{status}");
     assert_ne!(noded.status("root.service.kubelet")["state"], "ready");
     fs::create_dir_all(missing.join("k8s.io")).unwrap();
-    noded.ask(&["restart", PRESEED]);
     noded.wait_for_event("root.service.kubelet", 1, "ready");
     noded.stop();
 }
