@@ -93,7 +93,7 @@ async fn run_loops(
 
     let lease = LeaseRenewer {
         api: api.clone(),
-        stores: units.iter().filter_map(|unit| unit.api.identity.store.clone()).collect(),
+        stores: units.iter().map(|unit| (unit.api.identity.store.clone(), unit.served.clone())).collect(),
         node: provisioner.node.clone(),
         failures: provisioner.first().failures.clone(),
         status: provisioner.lease.clone(),

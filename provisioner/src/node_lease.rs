@@ -8,7 +8,7 @@
 //! An ordered stop deletes it once the kubelet has lost the driver, and the CSINode tells as much: a provisioner that is
 //! removed for good, or replaced by a release without Leases, leaves no node that looks hung.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::wait::await_condition;
+use nodekeel_fsquota::Bytes;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -30,6 +31,7 @@ use crate::claim::peers::has_driver;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
 use crate::identity::ProvisionerIdentity;
+use crate::loss::status::ServedStore;
 use crate::node::NodeObserver;
 use crate::{DriverName, NodeName, StoreName};
 
@@ -51,24 +53,58 @@ pub(crate) fn lease_name(driver: &DriverName, node: &NodeName) -> String {
     format!("{driver}-{node}")
 }
 
-/// The prefix of the labels of a Lease that say which named stores its node has: of a claim that no scheduler places, nothing
-/// else tells that no node can serve it.
+/// The stores of a node, whether they can be used or not, and the size of the largest new volume that each offers; `None` if
+/// that is not limited or not known. The store without a name is listed only if it is known: each node has one.
+///
+/// The node says so in the labels of its Lease: of a claim that no scheduler places, nothing else tells that no node can serve
+/// it.
+pub(crate) type OfferedStores = BTreeMap<Option<StoreName>, Option<Bytes>>;
+
+/// The prefix of the labels of the named stores.
 fn store_label_prefix(driver: &DriverName) -> String {
     format!("stores.{driver}/")
 }
 
-/// The named stores of the node of a Lease, whether they can be used or not.
-#[cfg(feature = "agent")]
-pub(crate) fn stores_of_lease(driver: &DriverName, lease: &Lease) -> BTreeSet<StoreName> {
-    let prefix = store_label_prefix(driver);
-    let labels = lease.metadata.labels.iter().flatten();
-    labels.filter_map(|(label, _)| StoreName::try_new(label.strip_prefix(&prefix)?).ok()).collect()
+/// The label of the store without a name.
+fn free_label(driver: &DriverName) -> String {
+    format!("{driver}/free")
 }
 
-/// The Lease of a node with these named stores, to be renewed now.
-fn renewed_lease(identity: &ProvisionerIdentity, stores: &BTreeSet<StoreName>, node_uid: &str) -> Lease {
-    let prefix = store_label_prefix(&identity.driver);
-    let labels = stores.iter().map(|store| (format!("{prefix}{store}"), String::new()));
+/// Returns whether a label says something of a store.
+fn is_store_label(driver: &DriverName, label: &str) -> bool {
+    label == free_label(driver) || label.starts_with(&store_label_prefix(driver))
+}
+
+/// The stores of the node of a Lease.
+#[cfg(feature = "agent")]
+pub(crate) fn stores_of_lease(driver: &DriverName, lease: &Lease) -> OfferedStores {
+    let (prefix, free) = (store_label_prefix(driver), free_label(driver));
+    let labels = lease.metadata.labels.iter().flatten();
+    let stores = labels.filter_map(|(label, value)| {
+        let name = match label.strip_prefix(&prefix) {
+            Some(name) => Some(StoreName::try_new(name).ok()?),
+            None if *label == free => None,
+            None => return None,
+        };
+        Some((name, value.parse().ok().map(Bytes)))
+    });
+    stores.collect()
+}
+
+/// The labels by which a node says what its stores offer.
+fn store_labels(driver: &DriverName, stores: &OfferedStores) -> impl Iterator<Item = (String, String)> {
+    stores.iter().filter_map(|(name, size)| {
+        let value = size.map(|size| size.0.to_string());
+        match name {
+            Some(name) => Some((format!("{}{name}", store_label_prefix(driver)), value.unwrap_or_default())),
+            None => Some((free_label(driver), value?)),
+        }
+    })
+}
+
+/// The Lease of a node with these stores, to be renewed now.
+fn renewed_lease(identity: &ProvisionerIdentity, stores: &OfferedStores, node_uid: &str) -> Lease {
+    let labels = store_labels(&identity.driver, stores);
     let labels = labels.chain([(DRIVER_LABEL.to_owned(), identity.driver.to_string())]);
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
@@ -112,8 +148,8 @@ impl LeaseStatus {
 /// Renews the Lease of this node.
 pub(crate) struct LeaseRenewer {
     pub(crate) api: ApiWriter,
-    /// The names of the node's stores that have one.
-    pub(crate) stores: BTreeSet<StoreName>,
+    /// The node's stores.
+    pub(crate) stores: BTreeMap<Option<StoreName>, ServedStore>,
     pub(crate) node: NodeObserver,
     pub(crate) failures: FailureReporter,
     pub(crate) status: LeaseStatus,
@@ -203,7 +239,8 @@ impl LeaseRenewer {
     async fn renew(&self, held: Option<&Lease>, node_uid: &str) -> Result<Lease, ApiError> {
         // In the namespace of the credentials, as the CSIStorageCapacity objects: for a pod, its own.
         let leases: Api<Lease> = Api::default_namespaced(self.api.client().clone());
-        let wanted = renewed_lease(&self.api.identity, &self.stores, node_uid);
+        let stores = self.stores.iter().map(|(name, served)| (name.clone(), served.offered())).collect();
+        let wanted = renewed_lease(&self.api.identity, &stores, node_uid);
         let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let found = match held {
             Some(held) => Some(held.clone()),
@@ -216,8 +253,8 @@ impl LeaseRenewer {
             let created = leases.create(&PostParams::default(), &wanted).await;
             return created.map_err(|error| ApiCall::CreateLease.wrap_error(error));
         };
-        let prefix = store_label_prefix(&self.api.identity.driver);
-        let old = found.metadata.labels.iter().flatten().filter(|(label, _)| label.starts_with(&prefix));
+        let driver = &self.api.identity.driver;
+        let old = found.metadata.labels.iter().flatten().filter(|(label, _)| is_store_label(driver, label));
         // The later value counts. In a merge patch (RFC 7386), null removes the label of a store that the node had.
         let labels: BTreeMap<_, Option<&String>> = old
             .map(|(label, _)| (label, None))

@@ -16,12 +16,15 @@ use super::agenda::ActionOutcome;
 use super::facts::{ClaimKey, ClusterObjects, PendingClaim, PodKey, VolumeFacts, volume_identity};
 use super::lease::SLOW_ANSWER;
 use super::metrics::AgentMetrics;
-use super::plan::{ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room};
+use super::plan::{
+    ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room, most_free,
+};
 use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
 use crate::api::writer::ClientHandle;
 use crate::capacity::objects::{DRIVER_LABEL, MANAGER_LABEL};
+use crate::capacity::policy::BinarySize;
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::error_chain::format_chain;
 use crate::identity::{FINALIZER, SELECTED_NODE};
@@ -125,8 +128,25 @@ impl AgentApplier {
         {
             return Ok(ActionOutcome::Retry);
         }
-        tracing::warn!(namespace = claim.namespace, claim = claim.name, "claim not served: {reason}");
-        self.report(&claim_reference(claim), EventReason::ProvisioningFailed, &reason.to_string()).await
+        let note = match reason {
+            UnservedReason::NoRoom { class, .. } => {
+                let class = objects.classes.get(class);
+                // It has become known otherwise: the condition ends.
+                let Some(most) = class.and_then(|class| most_free(&self.driver, objects, class)) else {
+                    return Ok(ActionOutcome::Retry);
+                };
+                format!(
+                    "{reason}: node {} has the most, {}. Delete volumes there or enlarge its disk, and a node takes the claim; or create \
+                     the claim again with a smaller request",
+                    most.node,
+                    BinarySize(most.free)
+                )
+            }
+            _ => reason.to_string(),
+        };
+        tracing::warn!(namespace = claim.namespace, claim = claim.name, "claim not served: {note}");
+        let about = claim_reference(claim);
+        self.report_of(&about, EventReason::ProvisioningFailed, &reason.to_string(), &note).await
     }
 
     /// Reports a pod that can't start.
@@ -377,7 +397,18 @@ impl AgentApplier {
         reason: EventReason,
         note: &str,
     ) -> Result<ActionOutcome, CallError> {
-        let recorded = self.recorder.record_once(about, reason, note).await;
+        self.report_of(about, reason, note, note).await
+    }
+
+    /// The same with a note that has figures, which don't make it another event: it is told apart by what it is `of`.
+    async fn report_of(
+        &self,
+        about: &ObjectReference,
+        reason: EventReason,
+        of: &str,
+        note: &str,
+    ) -> Result<ActionOutcome, CallError> {
+        let recorded = self.recorder.record_once(about, reason, of, note).await;
         recorded.map(|()| ActionOutcome::Done).map_err(|source| {
             let object = format!("an event about {}", about.name.as_deref().unwrap_or_default());
             CallError { verb: "create", object, label: "create_event", source }

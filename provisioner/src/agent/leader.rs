@@ -61,11 +61,7 @@ impl ClusterObjects {
             ObjectEvent::Volume(event) => {
                 self.volumes.observe(event, |volume| VolumeFacts::extract(driver, volume))
             }
-            ObjectEvent::Lease(event) => {
-                // A renewal changes nothing; an expiry does, and the time that it has not come.
-                self.leases.observe(driver, event, Instant::now());
-                false
-            }
+            ObjectEvent::Lease(event) => self.leases.observe(driver, event, Instant::now()),
             ObjectEvent::Pod(event) => self.pods.observe(event, PendingPod::extract),
             ObjectEvent::Failure => false,
         }

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::runtime::watcher::Event;
+use nodekeel_fsquota::Bytes;
 use tokio::time::Instant;
 
-use crate::node_lease::{LEASE_DURATION, RENEW_INTERVAL, lease_name, stores_of_lease};
+use crate::node_lease::{LEASE_DURATION, OfferedStores, RENEW_INTERVAL, lease_name, stores_of_lease};
 use crate::{DriverName, NodeName, StoreName};
 
 /// Without a renewal by any of several nodes for this time, the API server is silent, and not they: of the renewals of one
@@ -25,7 +26,7 @@ const SILENCE: Duration = RENEW_INTERVAL.saturating_mul(2);
 pub(super) struct NodeLeases {
     seen: BTreeMap<String, SeenLease>,
     /// Those of a list in progress.
-    listed: BTreeMap<String, (LeaseSpec, BTreeSet<StoreName>)>,
+    listed: BTreeMap<String, (LeaseSpec, OfferedStores)>,
     expired: BTreeSet<String>,
     /// When any of them was seen to change.
     changed_at: Option<Instant>,
@@ -38,8 +39,8 @@ pub(super) struct NodeLeases {
 #[derive(Debug)]
 struct SeenLease {
     spec: LeaseSpec,
-    /// The named stores that the node has.
-    stores: BTreeSet<StoreName>,
+    /// What the node says of its stores.
+    stores: OfferedStores,
     /// When this agent has seen it change.
     changed_at: Instant,
 }
@@ -61,43 +62,50 @@ fn node_of(driver: &DriverName, lease: &Lease) -> Option<String> {
 }
 
 impl NodeLeases {
-    /// Records a watch event.
-    pub(super) fn observe(&mut self, driver: &DriverName, event: Event<Lease>, now: Instant) {
+    /// Records a watch event, and returns whether a node says something else of its stores than before. A renewal alone
+    /// changes nothing; an expiry does, and the time that it has not come.
+    pub(super) fn observe(&mut self, driver: &DriverName, event: Event<Lease>, now: Instant) -> bool {
         let parse = |lease: Lease| {
             let stores = stores_of_lease(driver, &lease);
             Some((node_of(driver, &lease)?, (lease.spec?, stores)))
         };
         match event {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(lease) => self.listed.extend(parse(lease)),
+            Event::Init => {
+                self.listed.clear();
+                false
+            }
+            Event::InitApply(lease) => {
+                self.listed.extend(parse(lease));
+                false
+            }
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
+                let count = self.seen.len();
                 self.seen.retain(|node, _| listed.contains_key(node));
-                listed.into_iter().for_each(|(node, lease)| self.record(node, lease, now));
+                let mut has_changed = self.seen.len() < count;
+                for (node, lease) in listed {
+                    has_changed |= self.record(node, lease, now);
+                }
                 self.is_complete = true;
+                has_changed
             }
-            Event::Apply(lease) => {
-                if let Some((node, lease)) = parse(lease) {
-                    self.record(node, lease, now);
-                }
-            }
-            Event::Delete(lease) => {
-                if let Some((node, _)) = parse(lease) {
-                    self.seen.remove(&node);
-                }
-            }
+            Event::Apply(lease) => parse(lease).is_some_and(|(node, lease)| self.record(node, lease, now)),
+            Event::Delete(lease) => parse(lease).is_some_and(|(node, _)| self.seen.remove(&node).is_some()),
         }
     }
 
     /// A change of anything but the specification is no renewal, and neither is a list that repeats it.
-    fn record(&mut self, node: String, (spec, stores): (LeaseSpec, BTreeSet<StoreName>), now: Instant) {
-        match self.seen.get_mut(&node) {
+    fn record(&mut self, node: String, (spec, stores): (LeaseSpec, OfferedStores), now: Instant) -> bool {
+        let old = self.seen.get_mut(&node);
+        let has_changed = old.as_ref().is_none_or(|seen| seen.stores != stores);
+        match old {
             Some(seen) if seen.spec == spec => seen.stores = stores,
             _ => {
                 self.seen.insert(node, SeenLease { spec, stores, changed_at: now });
                 (self.changed_at, self.is_silent) = (Some(now), false);
             }
         }
+        has_changed
     }
 
     /// Starts the time of all Leases that are not expired again, after a time in which no renewal could be seen.
@@ -150,7 +158,12 @@ impl NodeLeases {
 
     /// Returns whether a node is known to lack a store of this name: it has a Lease, which doesn't say that it has it.
     pub(super) fn lacks_store(&self, node: &str, store: &StoreName) -> bool {
-        self.seen.get(node).is_some_and(|seen| !seen.stores.contains(store))
+        self.seen.get(node).is_some_and(|seen| !seen.stores.contains_key(&Some(store.clone())))
+    }
+
+    /// The size of the largest new volume that a store of a node offers; `None` if that is not limited or not known.
+    pub(super) fn offered(&self, node: &str, store: &Option<StoreName>) -> Option<Bytes> {
+        *self.seen.get(node)?.stores.get(store)?
     }
 
     /// What was seen last of the Lease of a node.

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use nodekeel_fsquota::Bytes;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, node_identity};
 use crate::api::event::{MAX_NOTE_BYTES, truncate_bytes};
+use crate::capacity::policy::BinarySize;
 use crate::claim::size::store_of_class;
 use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
@@ -86,6 +88,9 @@ pub(super) enum UnservedReason {
          create the claim again with another class"
     )]
     StoreMissing { store: StoreName },
+    /// The figures of the nodes, which change, are told apart from it.
+    #[error("no node has room for the {} that the claim of storage class {class} requests", BinarySize(*size))]
+    NoRoom { class: String, size: Bytes },
     #[error(
         "node {node}, on which the claim's data source is or may be, {problem}: repair it; or, if the source is on another \
          node, remove the claim's annotation volume.kubernetes.io/selected-node"
@@ -161,7 +166,7 @@ fn claim_condition(
             Some(ClusterCondition::UnusableNode { claim: claim_key, node, problem })
         }
         None => {
-            let reason = unserved_reason(driver, objects, class?)?;
+            let reason = unserved_reason(driver, objects, claim, class?)?;
             Some(ClusterCondition::UnservedClaim { claim: claim_key, reason })
         }
     }
@@ -268,22 +273,37 @@ fn node_problem(objects: &ClusterObjects, node: &str) -> Option<NodeProblem> {
     }
 }
 
-/// The reason why no node can serve a claim of this class that has no selected node.
-fn unserved_reason(
-    driver: &DriverName,
-    objects: &ClusterObjects,
-    class: &StorageClass,
-) -> Option<UnservedReason> {
+/// The nodes whose provisioners run.
+fn served_nodes(objects: &ClusterObjects) -> Vec<(&str, &NodeFacts)> {
     let with_driver = |(name, has_driver): (_, &bool)| {
         let is_served = *has_driver && !objects.leases.is_expired(name);
         Some((name, objects.nodes.get(name).filter(|_| is_served)?))
     };
-    let nodes: Vec<(&str, &NodeFacts)> = objects.csi_nodes.iter().filter_map(with_driver).collect();
+    objects.csi_nodes.iter().filter_map(with_driver).collect()
+}
+
+/// Those of them on which a class allows volumes.
+fn allowed_nodes<'a>(
+    driver: &DriverName,
+    nodes: &[(&'a str, &'a NodeFacts)],
+    class: &StorageClass,
+) -> Vec<(&'a str, &'a NodeFacts)> {
     let is_allowed = |name: &str, node: &NodeFacts| {
         let name = NodeName::try_new(name);
         name.is_ok_and(|name| allows_node(&node_identity(driver, &name), Some(&node.labels), class))
     };
-    let allowed: Vec<_> = nodes.iter().filter(|(name, node)| is_allowed(name, node)).collect();
+    nodes.iter().filter(|(name, node)| is_allowed(name, node)).copied().collect()
+}
+
+/// The reason why no node can serve a claim of this class that has no selected node.
+fn unserved_reason(
+    driver: &DriverName,
+    objects: &ClusterObjects,
+    claim: &PendingClaim,
+    class: &StorageClass,
+) -> Option<UnservedReason> {
+    let nodes = served_nodes(objects);
+    let allowed = allowed_nodes(driver, &nodes, class);
     if nodes.is_empty() {
         return Some(UnservedReason::DriverMissing);
     }
@@ -300,7 +320,42 @@ fn unserved_reason(
     {
         return Some(UnservedReason::StoreMissing { store });
     }
-    allowed.iter().all(|(_, node)| node.is_tainted).then_some(UnservedReason::NodesUnschedulable)
+    if allowed.iter().all(|(_, node)| node.is_tainted) {
+        return Some(UnservedReason::NodesUnschedulable);
+    }
+    let (most, size) = (most_free(driver, objects, class)?, claim.size?);
+    (most.free < size)
+        .then(|| UnservedReason::NoRoom { class: claim.class.clone().unwrap_or_default(), size })
+}
+
+/// The node with the most space for a claim that no scheduler places.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MostFree {
+    pub(super) node: String,
+    pub(super) free: Bytes,
+}
+
+/// The node of those that could serve a class with immediate binding which has the most space for it. `None` if there is none,
+/// or if one of them doesn't say how much it has.
+pub(super) fn most_free(
+    driver: &DriverName,
+    objects: &ClusterObjects,
+    class: &StorageClass,
+) -> Option<MostFree> {
+    // The node that selects itself rejects an invalid name.
+    let store = store_of_class(class).ok()?;
+    let mut most: Option<MostFree> = None;
+    for (name, node) in allowed_nodes(driver, &served_nodes(objects), class) {
+        let lacks_store = store.as_ref().is_some_and(|store| objects.leases.lacks_store(name, store));
+        if node.is_tainted || lacks_store {
+            continue;
+        }
+        let free = objects.leases.offered(name, &store)?;
+        if most.as_ref().is_none_or(|most| most.free < free) {
+            most = Some(MostFree { node: name.to_owned(), free });
+        }
+    }
+    most
 }
 
 fn volume_conditions(objects: &ClusterObjects) -> impl Iterator<Item = ClusterCondition> {

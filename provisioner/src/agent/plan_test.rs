@@ -1,7 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use kube::runtime::watcher::Event;
+use nodekeel_fsquota::Bytes;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::time::Instant;
@@ -12,7 +15,8 @@ use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod
 use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
 use super::plan::{
-    ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, find_conditions, has_room,
+    ClusterCondition, MostFree, NodeProblem, PodProblem, UnservedReason, VolumeKey, find_conditions,
+    has_room, most_free,
 };
 use crate::api::event::MAX_NOTE_BYTES;
 use crate::identity::SELECTED_NODE;
@@ -342,6 +346,73 @@ fn the_longest_names_cut_no_command_of_a_note() {
         let note = problem.to_string();
         assert!(note.len() <= MAX_NOTE_BYTES, "{}", note.len());
         assert!(commands.iter().all(|command| note.contains(command)), "{note}");
+    }
+}
+
+/// The Lease of a node that says so of its stores, in its labels.
+fn lease(node: &str, labels: serde_json::Value) -> Lease {
+    let lease = json!({
+        "metadata": { "name": format!("{DRIVER}-{node}"), "labels": labels },
+        "spec": { "holderIdentity": node, "renewTime": "2001-01-01T00:00:00.000000Z" },
+    });
+    serde_json::from_value(lease).expect("a Lease")
+}
+
+#[test]
+fn a_claim_that_no_scheduler_places_is_unserved_exactly_if_no_node_that_may_take_it_has_room() {
+    let gib = |count: u64| (count << 30).to_string();
+    let free = |size: String| json!({ format!("{DRIVER}/free"): size });
+    let fast =
+        |size: &str| json!({ format!("{DRIVER}/free"): gib(9), format!("stores.{DRIVER}/fast"): size });
+    // The labels of the three nodes, of which the last one is tainted; the store of the class; whether the claim of 4 GiB is
+    // unserved, and who has the most.
+    for (labels, store, expected) in [
+        ([free(gib(1)), free(gib(3)), free(gib(9))], "", Some(("node-b", 3))),
+        ([free(gib(1)), free(gib(4)), free(gib(9))], "", None),
+        ([free("0".into()), free("0".into()), free(gib(9))], "", Some(("node-a", 0))),
+        // A node of another release, or with a store without a limit, doesn't say.
+        ([free(gib(1)), json!({}), free(gib(9))], "", None),
+        ([free(gib(1)), free("much".into()), free(gib(9))], "", None),
+        ([fast(&gib(1)), free(gib(9)), fast(&gib(9))], "fast", Some(("node-a", 1))),
+        ([fast(&gib(5)), free(gib(9)), fast(&gib(9))], "fast", None),
+        ([fast(""), free(gib(9)), fast(&gib(9))], "fast", None),
+    ] {
+        let text = format!("{labels:?} {store}");
+        let node = TestNode { exists: true, has_driver: Some(true), is_cordoned: false, is_ready: true };
+        let cluster = TestCluster {
+            nodes: [node; 3],
+            claims: Vec::new(),
+            volumes: Vec::new(),
+            waits_for_consumer: false,
+            allowed: None,
+        };
+        let mut objects = cluster.objects();
+        let class = json!({ "volumeBindingMode": "Immediate", "parameters": { "store": store } });
+        let class = sample_class(class);
+        objects.classes = [(CLASS.to_owned(), class.clone())].into_iter().collect();
+        objects.claims = [waiting_claim(1, 4)].into_iter().collect();
+        let tainted = json!({ "spec": { "taints": [{ "key": "k", "effect": "NoSchedule" }] } });
+        let tainted = NodeFacts::extract(&sample_node("node-c", tainted));
+        objects.nodes =
+            NODES.map(str::to_owned).into_iter().zip([node.facts(), node.facts(), tainted]).collect();
+        for (node, labels) in NODES.into_iter().zip(labels) {
+            let seen = objects.leases.observe(&driver(), Event::Apply(lease(node, labels)), Instant::now());
+            assert!(seen, "{text}");
+        }
+        let reasons: Vec<_> = find_conditions(&driver(), &objects)
+            .into_iter()
+            .map(|condition| match condition {
+                ClusterCondition::UnservedClaim { reason, .. } => reason,
+                other => panic!("{text}: {other:?}"),
+            })
+            .collect();
+        let size = Bytes(4 << 30);
+        let no_room = |_| UnservedReason::NoRoom { class: CLASS.to_owned(), size };
+        assert_eq!(reasons, expected.map(no_room).into_iter().collect::<Vec<_>>(), "{text}");
+        if let Some((node, free)) = expected {
+            let most = MostFree { node: node.to_owned(), free: Bytes(free << 30) };
+            assert_eq!(most_free(&driver(), &objects, &class), Some(most), "{text}");
+        }
     }
 }
 

@@ -173,13 +173,15 @@ impl EventRecorder {
         Ok(RecentEvent { name, count: 1, last: now })
     }
 
-    /// Records an event that nothing repeats, whichever instance records it: its name follows from its
-    /// content. The API server deletes events after an hour, and then it may be recorded again.
+    /// Records an event that nothing repeats, whichever instance records it: its name follows from what it is `of`, which is
+    /// its note, or what stays of one with figures. The API server deletes events after an hour, and then it may be
+    /// recorded again.
     #[cfg(feature = "agent")]
     pub(crate) async fn record_once(
         &self,
         about: &ObjectReference,
         reason: EventReason,
+        of: &str,
         note: &str,
     ) -> Result<(), kube::Error> {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -187,7 +189,7 @@ impl EventRecorder {
         let note = truncate_bytes(note, MAX_NOTE_BYTES);
         // This hasher has fixed keys, so each instance computes the same name.
         let mut hasher = DefaultHasher::new();
-        (&about.uid, &self.controller, reason.as_str(), note).hash(&mut hasher);
+        (&about.uid, &self.controller, reason.as_str(), truncate_bytes(of, MAX_NOTE_BYTES)).hash(&mut hasher);
         let name = event_name(about, hasher.finish());
         let event = self.build_event(name, Timestamp::now(), about, reason, note);
         let namespace = about.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);

@@ -161,7 +161,7 @@ pub enum CapacityShortage {
 }
 
 /// Formats bytes with one digit after the point, such as `7.6Gi`; exactly where that is shorter.
-struct BinarySize(Bytes);
+pub(crate) struct BinarySize(pub(crate) Bytes);
 
 impl fmt::Display for BinarySize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

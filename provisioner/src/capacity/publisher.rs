@@ -277,6 +277,7 @@ impl CapacityPublisher {
             // What is published stays until it is known.
             Ability::Unknown => return Ok((None, None)),
             Ability::Unable { cause: InabilityCause::Unserved, .. } => {
+                self.served.set_offered(Bytes(0));
                 self.write_objects(&[]).await?;
                 return Ok((None, None));
             }
@@ -290,6 +291,7 @@ impl CapacityPublisher {
                 Ok(Some(_)) | Err(_) => (None, Bytes(0)),
             },
         };
+        self.served.set_offered(available);
         if offer.last.replace(available).is_some_and(|last| last < available) {
             self.claims.requeue_unselected();
             self.claims.requeue_bound();

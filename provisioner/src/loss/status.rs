@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nodekeel_fsquota::Bytes;
 use tokio::sync::watch;
 
 use crate::ability::{Ability, InabilityCause};
@@ -50,13 +51,20 @@ struct ServedState {
     ability: watch::Sender<Ability>,
     /// The formats of which no volume can be created although the store is able, with the reason.
     missing_formats: Mutex<BTreeMap<ImageFormat, String>>,
+    /// The size of the largest new volume; `None` if it is not limited, or not known yet.
+    offered: Mutex<Option<Bytes>>,
 }
 
 impl ServedStore {
     pub(crate) fn new() -> Self {
         let (status, ability) =
             (watch::Sender::new(StoreStatus::Unknown), watch::Sender::new(Ability::Unknown));
-        Self(Arc::new(ServedState { status, ability, missing_formats: Mutex::default() }))
+        Self(Arc::new(ServedState {
+            status,
+            ability,
+            missing_formats: Mutex::default(),
+            offered: Mutex::default(),
+        }))
     }
 
     pub(crate) fn status(&self) -> StoreStatus {
@@ -109,6 +117,15 @@ impl ServedStore {
             !is_same
         });
         last
+    }
+
+    /// The size of the largest new volume that is offered.
+    pub(crate) fn offered(&self) -> Option<Bytes> {
+        *self.0.offered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_offered(&self, size: Bytes) {
+        *self.0.offered.lock().unwrap_or_else(PoisonError::into_inner) = Some(size);
     }
 
     /// The formats of which no volume can be created, with the reason.

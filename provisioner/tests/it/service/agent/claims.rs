@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{DRIVER, sample_class, sample_volume};
-use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
-use nodekeel_provisioner::{RunError, SELECTED_NODE};
+use nodekeel_fsquota::Bytes;
+use nodekeel_provisioner::testing::objects::{DRIVER, sample_class, sample_identity, sample_volume};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::{ProvisionerConfig, RunError, SELECTED_NODE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::super::harness::{
-    ApiFixture as _, TestNode, advance_time, wait_bound, wait_for_event, wait_until,
+    ApiFixture as _, TestNode, advance_time, test_deps, wait_bound, wait_for_event, wait_until,
 };
 use super::{TestAgent, cluster_api, csi_node, select, selected_node};
 
@@ -199,4 +200,69 @@ async fn a_claim_with_immediate_binding_of_a_store_that_no_node_has_gets_an_even
     advance_time(3600).await;
     assert!(api.event_notes("claim-3").is_empty(), "a node has it");
     agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_with_immediate_binding_that_no_node_has_room_for_gets_one_event_and_then_a_node() {
+    let api = cluster_api();
+    api.create_object(ObjectKind::CsiNode, csi_node("node-c", DRIVER));
+    let class = json!({ "metadata": { "name": "now" }, "volumeBindingMode": "Immediate" });
+    api.create_object(ObjectKind::Class, sample_class(class));
+    let mut nodes = Vec::new();
+    for name in ["node-a", "node-b", "node-c"] {
+        let (store, config) =
+            (MemStore::with_capacity(Bytes(60 << 20)), ProvisionerConfig::new(sample_identity(name)));
+        nodes.push(TestNode::start_with(config, test_deps(&api, &store), Some(&store)).await);
+    }
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    let create_claim = |number| {
+        let annotations = json!({ SELECTED_NODE: null });
+        let claim =
+            json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": "now" } });
+        api.create_claim(number, claim);
+    };
+    let failures = |number: u32| -> Vec<String> {
+        let notes = api.event_notes(&format!("claim-{number}")).into_iter();
+        notes.filter(|note| !note.contains("Successfully")).collect()
+    };
+    // One of 50Mi for each node, though the first of some claims is full by then.
+    for number in 1..=3 {
+        create_claim(number);
+        wait_bound(&api, &format!("claim-{number}")).await;
+        assert_eq!(failures(number), [""; 0]);
+    }
+    create_claim(4);
+    wait_for_event(&api, "claim-4", "ProvisioningFailed").await;
+    advance_time(600).await;
+    let notes = failures(4);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    for said in [
+        "no node has room for the 50Mi",
+        "storage class now",
+        "node node-",
+        "has the most, 10Mi",
+        "Delete volumes",
+    ] {
+        assert!(notes[0].contains(said), "{notes:?}");
+    }
+    // Neither a figure that has changed nor another leader makes it another event.
+    api.create_claim(5, json!({ "spec": { "resources": { "requests": { "storage": "5Mi" } } } }));
+    wait_bound(&api, "claim-5").await;
+    agent.crash().await;
+    let mut agent = TestAgent::start(&api, "agent-2");
+    agent.wait_leading().await;
+    advance_time(600).await;
+    assert_eq!(failures(4), notes);
+    assert_eq!(selected_node(&api, "claim-4"), None);
+
+    api.delete_claim(2);
+    let freed = Instant::now();
+    wait_bound(&api, "claim-4").await;
+    assert!(freed.elapsed() < Duration::from_secs(15), "{:?}", freed.elapsed());
+    assert_eq!(failures(4), notes);
+    agent.stop().await;
+    for node in nodes {
+        node.stop().await;
+    }
 }
