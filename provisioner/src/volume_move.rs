@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -164,7 +164,10 @@ pub enum MoveError {
         source: ErrorSource,
     },
     /// A node failed. No pod can use the claim until the move is complete, or cancelled.
-    #[error("can't {action} volume {id}: repeat the command to resume, or cancel the move with --cancel")]
+    #[error(
+        "can't {action} volume {id}: repeat the command to resume, or cancel the move with --cancel; if a node is gone for good, \
+         delete its Node first"
+    )]
     Node {
         /// The action.
         action: &'static str,
@@ -495,11 +498,30 @@ impl VolumeMove<'_> {
     async fn settle_nodes(&self, stored: &StoredRecord, node: &str) -> Result<(), MoveError> {
         let MoveRecord { source, target, .. } = &stored.record;
         let others = [source.as_str(), target].into_iter().filter(|other| *other != node);
-        for node in std::iter::once(node).chain(others) {
-            let settled = self.deps.carrier.settle(node, &stored.id).await;
-            settled.map_err(|source| MoveError::Node { action: "settle", id: stored.id.clone(), source })?;
+        for settled in std::iter::once(node).chain(others) {
+            match self.deps.carrier.settle(settled, &stored.id).await {
+                Ok(()) => {}
+                // A node that is gone for good never answers. If it comes back, what it has is listed there as another node's.
+                Err(error) if settled != node && self.is_given_up(settled).await? => {
+                    let error = format_chain(&*error);
+                    tracing::warn!(node = settled, handle = %stored.id, "the node does not exist: {error}");
+                }
+                Err(source) => {
+                    return Err(MoveError::Node { action: "settle", id: stored.id.clone(), source });
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Returns whether a move ends without a node that does not answer: the operator cancels it, and the Node is deleted.
+    async fn is_given_up(&self, node: &str) -> Result<bool, MoveError> {
+        if self.request.target.is_some() {
+            return Ok(false);
+        }
+        let nodes: Api<Node> = Api::all(self.deps.client.clone());
+        let found = none_if_not_found(with_timeout(nodes.get(node)).await);
+        Ok(found.map_err(api_error("read the Node"))?.is_none())
     }
 
     /// Ends the move on the nodes, and on the claim.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::testing::objects::{
-    DRIVER, NODE, sample_claim, sample_identity, sample_uid, sample_volume,
+    DRIVER, NODE, sample_claim, sample_identity, sample_node, sample_uid, sample_volume,
 };
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
@@ -36,6 +36,8 @@ struct Site {
     loses_claim: Arc<AtomicBool>,
     /// The other node does not answer when the move ends.
     is_settled: Arc<AtomicBool>,
+    /// The node that does not answer at all.
+    silent: Arc<Mutex<Option<&'static str>>>,
 }
 
 fn id() -> VolumeId {
@@ -69,6 +71,7 @@ impl Site {
             is_cancelled: no(),
             loses_claim: no(),
             is_settled: Arc::new(AtomicBool::new(true)),
+            silent: Arc::default(),
         }
     }
 
@@ -95,6 +98,11 @@ impl Site {
         terms[0]["matchExpressions"][0]["values"][0].clone()
     }
 
+    fn ask(&self, node: &str) -> Result<(), ErrorSource> {
+        let is_silent = *self.silent.lock().expect("no panic") == Some(node);
+        if is_silent { Err("no pod runs on it".into()) } else { Ok(()) }
+    }
+
     /// The data are on this node alone, and so is the PersistentVolume; no record is left.
     fn assert_on(&self, node: &str) {
         let have: Vec<_> = self.nodes.lock().expect("no panic").have.keys().cloned().collect();
@@ -115,6 +123,7 @@ impl VolumeCarrier for Site {
     }
 
     async fn copy(&self, copy: &VolumeCopy) -> Result<StoreId, ErrorSource> {
+        self.ask(&copy.target)?;
         if self.is_cancelled.swap(false, Ordering::Relaxed) {
             let cancelled = Box::pin(self.request(None)).await.expect("cancelled");
             assert_eq!(cancelled, MoveOutcome::Stayed(None));
@@ -132,6 +141,7 @@ impl VolumeCarrier for Site {
     }
 
     async fn settle(&self, node: &str, _: &VolumeId) -> Result<(), ErrorSource> {
+        self.ask(node)?;
         if !self.is_settled.load(Ordering::Relaxed) {
             return Err("it does not answer".into());
         }
@@ -241,4 +251,34 @@ async fn a_volume_whose_move_for_another_claim_has_not_ended_is_not_moved() {
     let error = move_volume(&site.deps(), &other).await.expect_err("rejected");
     let is_so = matches!(error, MoveError::Rejected { source: MoveRejection::OtherClaim { .. }, .. });
     assert!(is_so, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_move_whose_other_node_is_gone_for_good_is_ended_by_its_cancellation() {
+    // Before the copy, and when only the data on the first node are left to be removed.
+    for (gone, expected, place) in [
+        (TARGET, MoveOutcome::Stayed(None), NODE),
+        (NODE, MoveOutcome::Moved { source: NODE.into() }, TARGET),
+    ] {
+        let site = Site::new();
+        for node in [NODE, TARGET] {
+            site.api.create_object(ObjectKind::Node, sample_node(node, json!({})));
+        }
+        *site.silent.lock().unwrap() = Some(gone);
+        site.request(Some(TARGET)).await.expect_err("a node does not answer");
+        let error = site.request(None).await.expect_err("it may come back").to_string();
+        assert!(error.contains("delete its Node first"), "{error}");
+        assert_eq!(site.api.list_objects(ObjectKind::ConfigMap).len(), 1);
+        site.api.delete_object(ObjectKind::Node, gone);
+        // Only where it is asked for.
+        let repeated = site.request(Some(TARGET)).await.expect_err("it does not answer");
+        assert!(!matches!(repeated, MoveError::Api { .. }), "{repeated}");
+        assert_eq!(site.request(None).await.expect("ended"), expected);
+        assert_eq!(
+            (site.node_of_volume(), &site.volume()["spec"]["persistentVolumeReclaimPolicy"]),
+            (json!(place), &json!("Delete"))
+        );
+        assert_eq!(site.api.list_objects(ObjectKind::ConfigMap), Vec::<Value>::new());
+        assert!(site.nodes.lock().unwrap().have.contains_key(place));
+    }
 }
