@@ -112,6 +112,58 @@ fn a_claim_whose_selected_node_is_without_the_driver_cordoned_or_deleted_is_serv
 
 #[test]
 #[ignore = "needs kube"]
+fn a_claim_with_immediate_binding_that_no_node_has_room_for_gets_one_event_and_then_a_node() {
+    const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
+    let kube = start_control_plane();
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "now" },
+        "provisioner": DRIVER, "volumeBindingMode": "Immediate",
+    });
+    create(&kube, &class);
+    for node in NODES {
+        kube.create_fake_node(&FakeNode::new(node).with_driver(DRIVER)).expect("a node");
+    }
+    let daemons = NODES.map(|node| TestDaemon::new(&kube, node));
+    let start = |daemon: &TestDaemon, room| daemon.start(&[&daemon.reserve_all_but(room)], &[]);
+    let mut running: Vec<_> = daemons.iter().map(|daemon| start(daemon, 8 << 20)).collect();
+    let _agent = start_agent(&kube, "agent-1", &[]);
+    wait_leading(&kube, Some("agent-1"));
+    let create_claim = |name: &str, size: &str| {
+        let mut patch = sized(size);
+        patch["spec"]["storageClassName"] = "now".into();
+        create(&kube, &claim_manifest(name, None, patch));
+    };
+    create_claim("small", "4Mi");
+    wait_bound(&kube, "small");
+    create_claim("large", "100Mi");
+    let created = Instant::now();
+    kube.wait_for_event("large", "ProvisioningFailed").expect("an event");
+    println!("the event came after {:.1?}", created.elapsed());
+    // Each further claim changes the figures, and the event about the last one comes after two renewals of all Leases.
+    create_claim("another", "1Mi");
+    wait_bound(&kube, "another");
+    create_claim("huge", "100Ti");
+    kube.wait_for_event("huge", "ProvisioningFailed").expect("an event");
+    let notes = event_notes(&kube, "large", "ProvisioningFailed");
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    for said in ["no node has room for the 100Mi", "storage class now", "has the most", "Delete volumes"] {
+        assert!(notes[0].contains(said), "{notes:?}");
+    }
+    assert_eq!(event_notes(&kube, "small", "ProvisioningFailed"), [""; 0]);
+
+    drop(running.pop());
+    running.push(start(&daemons[2], 200 << 20));
+    let enlarged = Instant::now();
+    wait_bound(&kube, "large");
+    println!("with room, it was served after {:.1?}", enlarged.elapsed());
+    assert!(enlarged.elapsed() < Duration::from_secs(75), "15 s, on a machine that is five times slower");
+    let claim = kube.get_object("pvc", "large").expect("it exists");
+    assert_eq!(claim["metadata"]["annotations"][SELECTED_NODE], NODES[2]);
+    assert_eq!(event_notes(&kube, "large", "ProvisioningFailed"), notes);
+}
+
+#[test]
+#[ignore = "needs kube"]
 fn volumes_of_a_deleted_node_are_reported_once_by_successive_leaders_and_removed_only_where_asked() {
     const REPORT: &str = "ReferencedNodeDeleted";
     let kube = start_control_plane();
