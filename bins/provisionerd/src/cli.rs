@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::agent::AgentFlags;
+use crate::check::CheckStoreFlags;
 use crate::config::ConfigFlags;
+use crate::disk_process::DiskFlags;
 use crate::import::ImportFlags;
 use crate::orphans_cmd::OrphansFlags;
 use crate::seccomp::InstallFlags;
@@ -63,6 +65,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
+    /// Read a store for `volumes`
+    #[command(hide = true)]
+    ReadStore(DiskFlags),
+    /// Check a store for `check`
+    #[command(hide = true)]
+    CheckStore(CheckStoreFlags),
     /// Print shell completions
     Completion {
         /// Shell

@@ -2,31 +2,36 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
+use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
     DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, SnapshotOwner,
     StoreAction, StoreId, StoreIdentity, StoredEntry, StoredId, StoredPlace, VolumeId, VolumeKind,
-    VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store, required_volume,
+    VolumeOwners, VolumeRecovery, VolumeUsage, format_chain, plan_new_store, plan_store, required_volume,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::DaemonConfig;
-use crate::{api_server, run, volumes};
+use crate::disk_process::{DISK_TIMEOUT, DiskError, DiskFlags, DiskProcess, print_answer};
+use crate::volumes::VolumesError;
+use crate::{api_server, exit_code, run, volumes};
 
 /// What the commands `volumes`, `orphans` and `store` read, from the directory and the API server.
 pub(crate) struct NodeInventory {
     pub(crate) identity: ProvisionerIdentity,
     /// The identity of the store; `None` if it has none.
     pub(crate) store: Option<StoreId>,
-    pub(crate) stored: BTreeMap<VolumeId, StoredEntry>,
-    pub(crate) snapshots: BTreeMap<SnapshotId, StoredEntry>,
+    pub(crate) stored: BTreeMap<VolumeId, VolumeRow>,
+    pub(crate) snapshots: BTreeMap<SnapshotId, VolumeRow>,
     /// What is neither a volume nor a snapshot, and takes space.
-    leftovers: Vec<StoredEntry>,
+    leftovers: Vec<VolumeRow>,
     /// The PersistentVolumes and claims on the API server.
     pub(crate) owners: Result<VolumeOwners>,
     /// The contents on the API server that snapshots belong to; none if they could not be listed.
@@ -36,8 +41,27 @@ pub(crate) struct NodeInventory {
     pub(crate) recovery: Option<VolumeRecovery>,
 }
 
+/// What a process reads in the directory of a store. The objects of the rows are unknown to it.
+#[derive(Debug, Serialize, Deserialize)]
+struct StoreContent {
+    store: Option<String>,
+    volumes: Vec<VolumeRow>,
+    snapshots: Vec<VolumeRow>,
+    leftovers: Vec<VolumeRow>,
+}
+
+/// The directory of a store can't be read.
+#[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct UnreadableStore {
+    text: String,
+    /// True if the directory may be readable once a disk is mounted there.
+    pub(crate) may_be_absent: bool,
+    pub(crate) exit_code: u8,
+}
+
 /// A volume, a snapshot or what is left of one, as the commands print it.
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub(crate) struct VolumeRow {
     pub(crate) id: String,
     pub(crate) state: RowState,
@@ -58,7 +82,7 @@ pub(crate) struct VolumeRow {
 }
 
 /// State of a volume and its PersistentVolume, or of a snapshot and its VolumeSnapshotContent.
-#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RowState {
     /// They belong together.
@@ -103,21 +127,16 @@ impl RowState {
 impl NodeInventory {
     /// Reads the directory, which needs no lock, and asks the API server.
     pub(crate) async fn read(config: &DaemonConfig) -> Result<Self> {
+        Self::complete(config, ask_store(config)).await
+    }
+
+    /// Asks the API server about what is read of a store.
+    async fn complete(config: &DaemonConfig, asked: Result<DiskProcess, DiskError>) -> Result<Self> {
         let identity = config.provisioner_identity(config.node_name()?);
-        let (base, quota) = volumes::open_for_reading(config)?;
-        let path = config.directory.display();
-        let store =
-            DirStore::read_identity(&base).with_context(|| format!("can't read the store in {path}"))?;
-        let stored = DirStore::list_stored(&base, &*quota);
-        let stored = stored.with_context(|| format!("can't list the volumes in {path}"))?;
-        let (mut volumes, mut snapshots, mut leftovers) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        for entry in stored {
-            match (entry.place, entry.id.clone()) {
-                (StoredPlace::Volume, StoredId::Volume(id)) => drop(volumes.insert(id, entry)),
-                (StoredPlace::Snapshot, StoredId::Snapshot(id)) => drop(snapshots.insert(id, entry)),
-                _ => leftovers.push(entry),
-            }
-        }
+        let content = read_answer(asked)?;
+        let store = content.store.map(|store| store.parse()).transpose().context("invalid answer")?;
+        let volumes: BTreeMap<VolumeId, _> = by_id(content.volumes)?;
+        let (snapshots, leftovers) = (by_id(content.snapshots)?, content.leftovers);
         let recovery = Self::recovery_of(config).await;
         let ids: BTreeSet<_> = volumes.keys().cloned().collect();
         let (recovery, known) = match recovery {
@@ -152,8 +171,10 @@ impl NodeInventory {
     /// Reads all stores of the node. Those that can't be read are errors of their own.
     pub(crate) async fn read_all(config: &DaemonConfig) -> Vec<(DaemonConfig, Result<Self>)> {
         let mut all = Vec::new();
-        for config in config.of_stores() {
-            let mut read = Self::read(&config).await;
+        // All at once: several that hang take no longer than one.
+        let asked: Vec<_> = config.of_stores().map(|config| (ask_store(&config), config)).collect();
+        for (asked, config) in asked {
+            let mut read = Self::complete(&config, asked).await;
             if !config.stores.is_empty() {
                 read = read.with_context(|| format!("can't read the store {}", config.store_label()));
             }
@@ -179,12 +200,9 @@ impl NodeInventory {
 
     /// All volumes and snapshots: what is in the directory, and volumes that should be there.
     pub(crate) fn rows(&self, config: &DaemonConfig) -> Vec<VolumeRow> {
-        let mounter = BindMounter::new(&config.kubelet);
-        let stored =
-            self.stored.iter().map(|(id, volume)| self.stored_row(id, volume, list_mounts(&mounter, volume)));
-        let mut rows: Vec<_> = stored.collect();
-        rows.extend(self.snapshots.iter().map(|(id, entry)| self.snapshot_row(id, entry)));
-        rows.extend(self.leftovers.iter().map(leftover_row));
+        let mut rows: Vec<_> = self.stored.iter().map(|(id, row)| self.stored_row(id, row)).collect();
+        rows.extend(self.snapshots.iter().map(|(id, row)| self.snapshot_row(id, row)));
+        rows.extend(self.leftovers.iter().cloned());
         // A PersistentVolume of this node whose volume is not in the directory is shown as missing.
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
@@ -205,7 +223,7 @@ impl NodeInventory {
         rows
     }
 
-    fn stored_row(&self, id: &VolumeId, volume: &StoredEntry, mounts: Vec<String>) -> VolumeRow {
+    fn stored_row(&self, id: &VolumeId, row: &VolumeRow) -> VolumeRow {
         let owners = self.owners.as_ref().ok();
         let object = owners.and_then(|owners| owners.volumes.get(id.as_str()));
         let claim = owners.and_then(|owners| owners.claims.get(id));
@@ -213,15 +231,14 @@ impl NodeInventory {
             state: owners.map_or(RowState::Unknown, |owners| self.row_state(owners, id)),
             claim: object.and_then(claim_of_volume).or_else(|| claim.map(claim_name)),
             phase: object.and_then(phase_of_volume),
-            mounts,
-            ..entry_row(volume)
+            ..row.clone()
         }
     }
 
-    fn snapshot_row(&self, id: &SnapshotId, entry: &StoredEntry) -> VolumeRow {
+    fn snapshot_row(&self, id: &SnapshotId, row: &VolumeRow) -> VolumeRow {
         let owner = self.snapshot_owners.as_ref().and_then(|owners| owners.get(id));
         let claim = owner.map(|owner| owner.snapshot.clone());
-        VolumeRow { state: self.snapshot_state(id), claim, ..entry_row(entry) }
+        VolumeRow { state: self.snapshot_state(id), claim, ..row.clone() }
     }
 
     pub(crate) fn snapshot_state(&self, id: &SnapshotId) -> RowState {
@@ -247,7 +264,7 @@ impl NodeInventory {
 
     /// Returns whether something is left of a volume or a snapshot that was removed, or is not complete.
     pub(crate) fn is_left(&self, id: &StoredId) -> bool {
-        self.leftovers.iter().any(|entry| entry.id == *id)
+        self.leftovers.iter().any(|row| row.id == id.as_str())
     }
 
     /// Returns whether the store has this volume or snapshot, or what is left of it.
@@ -275,12 +292,71 @@ impl NodeInventory {
 
     /// The limits and the usage of a volume in the directory.
     pub(crate) fn usage(&self, id: &VolumeId) -> Option<VolumeUsage> {
-        self.stored.get(id)?.usage
+        let row = self.stored.get(id)?;
+        let limits = QuotaLimits { bytes: row.limit_bytes.map(Bytes), inodes: row.limit_inodes.map(Inodes) };
+        let usage = QuotaUsage { bytes: Bytes(row.used_bytes?), inodes: Inodes(row.used_inodes?) };
+        Some(VolumeUsage { limits, usage })
     }
 
     /// The kind of a volume in the directory.
     pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
-        self.stored.get(id)?.kind
+        self.stored.get(id)?.kind.as_deref()?.parse().ok()
+    }
+}
+
+/// Has the directory of a store read.
+pub(crate) fn ask_store(config: &DaemonConfig) -> Result<DiskProcess, DiskError> {
+    DiskProcess::start(config, "read-store", &[])
+}
+
+/// The identity of a store; `None` if it has none, or can't be read.
+pub(crate) fn read_identity(asked: Result<DiskProcess, DiskError>) -> Option<StoreId> {
+    read_answer(asked).ok()?.store?.parse().ok()
+}
+
+fn read_answer(asked: Result<DiskProcess, DiskError>) -> Result<StoreContent> {
+    let content: Result<StoreContent, UnreadableStore> = asked?.answer(DISK_TIMEOUT)?;
+    Ok(content?)
+}
+
+fn by_id<K: Ord + FromStr<Err: std::error::Error + Send + Sync + 'static>>(
+    rows: Vec<VolumeRow>,
+) -> Result<BTreeMap<K, VolumeRow>> {
+    rows.into_iter().map(|row| Ok((row.id.parse().context("invalid answer")?, row))).collect()
+}
+
+/// Reads the directory of a store for the process that has started this one.
+pub(crate) fn run_read_store(flags: DiskFlags) -> Result<ExitCode> {
+    let content = StoreContent::read(&flags.into_config()).map_err(|error| UnreadableStore {
+        text: format_chain(&*error),
+        may_be_absent: error.downcast_ref().is_some_and(VolumesError::may_be_absent),
+        exit_code: exit_code(&error),
+    });
+    print_answer(&content)
+}
+
+impl StoreContent {
+    fn read(config: &DaemonConfig) -> Result<Self> {
+        let (base, quota) = volumes::open_for_reading(config)?;
+        let path = config.directory.display();
+        let store =
+            DirStore::read_identity(&base).with_context(|| format!("can't read the store in {path}"))?;
+        let stored = DirStore::list_stored(&base, &*quota);
+        let stored = stored.with_context(|| format!("can't list the volumes in {path}"))?;
+        let mounter = BindMounter::new(&config.kubelet);
+        let store = store.map(|store| store.to_string());
+        let mut this = Self { store, volumes: Vec::new(), snapshots: Vec::new(), leftovers: Vec::new() };
+        for entry in stored {
+            match (entry.place, &entry.id) {
+                (StoredPlace::Volume, StoredId::Volume(_)) => {
+                    let mounts = list_mounts(&mounter, &entry);
+                    this.volumes.push(VolumeRow { mounts, ..entry_row(&entry) });
+                }
+                (StoredPlace::Snapshot, StoredId::Snapshot(_)) => this.snapshots.push(entry_row(&entry)),
+                _ => this.leftovers.push(leftover_row(&entry)),
+            }
+        }
+        Ok(this)
     }
 }
 

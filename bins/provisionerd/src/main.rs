@@ -7,6 +7,7 @@ mod cli;
 mod config;
 #[cfg(test)]
 mod deploy_test;
+mod disk_process;
 #[cfg(feature = "kill-points")]
 mod file_quota;
 #[cfg(test)]
@@ -50,6 +51,7 @@ use zeroizing_alloc::ZeroAlloc;
 use crate::api_server::ApiClientError;
 use crate::cli::{Cli, Command};
 use crate::config::ConfigError;
+use crate::inventory::UnreadableStore;
 use crate::plugin::Plugin;
 use crate::run::StartError;
 use crate::volumes::VolumesError;
@@ -89,6 +91,8 @@ fn main() -> ExitCode {
         Some(Command::Agent { flags }) => agent::run_agent(&flags),
         Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(*flags),
         Some(Command::Orphans(flags)) => orphans_cmd::run_orphans(flags),
+        Some(Command::ReadStore(flags)) => inventory::run_read_store(flags),
+        Some(Command::CheckStore(flags)) => check::run_check_store(flags),
         Some(Command::Store { command }) => store_cmd::run_store(command),
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
@@ -132,6 +136,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         (Some(VolumesError::InUse { .. }), _) => 5,
         _ if matches!(error.downcast_ref(), Some(PluginError::InUse { .. })) => 5,
         (Some(_), _) | (_, Some(_)) => 4,
+        _ if error.is::<UnreadableStore>() => {
+            error.downcast_ref::<UnreadableStore>().map_or(1, |unreadable| unreadable.exit_code)
+        }
         _ if error.is::<ApiClientError>() || error.is::<PluginError>() => 4,
         _ if matches!(error.downcast_ref(), Some(ConfigError::Untrusted { .. })) => 4,
         _ if error.is::<ConfigError>() => 3,

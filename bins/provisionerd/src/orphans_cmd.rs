@@ -226,7 +226,7 @@ async fn act_on_snapshot(
             Ok(format!("removed snapshot {id}"))
         }
         OrphanTask::Adopt { namespace, .. } => {
-            let kind = entry.and_then(|entry| entry.kind).with_context(|| {
+            let kind = entry.and_then(|row| row.kind.as_deref()?.parse().ok()).with_context(|| {
                 format!("can't tell what snapshot {id} is: its mark in {directory}/kinds is invalid; write it again")
             })?;
             let objects = adopted_snapshot(&inventory.identity, id, kind, namespace);

@@ -3,22 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    DirStore, ProvisionerIdentity, STORE_ATTRIBUTE, StoreAction, StoreId, VolumeOwners, format_chain,
-    required_volume,
+    ProvisionerIdentity, STORE_ATTRIBUTE, StoreAction, StoreId, VolumeOwners, format_chain, required_volume,
 };
 
 use crate::config::{ConfigFlags, DaemonConfig};
-use crate::inventory::NodeInventory;
-use crate::volumes::VolumesError;
-use crate::{print_stdout, start_runtime};
+use crate::inventory::{NodeInventory, UnreadableStore};
+use crate::{inventory, print_stdout, start_runtime};
 
 /// The exit code if the store is not served.
 const EXIT_NOT_SERVED: u8 = 4;
@@ -78,7 +74,7 @@ async fn show_store(config: &DaemonConfig, inventory: Result<NodeInventory>) -> 
     let inventory = match inventory {
         Ok(inventory) => inventory,
         // Without its disk, the operator has to know which one to mount.
-        Err(error) if error.downcast_ref().is_some_and(VolumesError::may_be_absent) => {
+        Err(error) if error.downcast_ref::<UnreadableStore>().is_some_and(|it| it.may_be_absent) => {
             let recovery = NodeInventory::recovery_of(config).await?;
             let owners = recovery.read_owners(&BTreeSet::new()).await?;
             let mut text = format!("{label} is not a store, or its disk is not mounted\n");
@@ -127,11 +123,12 @@ fn named_store(object: &PersistentVolume) -> &str {
 }
 
 async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode> {
-    // A directory that can't be read is not the store.
-    let identity = |directory: &Path| DirStore::read_identity(&Dir::open(directory).ok()?).ok().flatten();
+    // A directory that can't be read is not the store, nor is one whose disk hangs.
+    let asked: Vec<_> = config.of_stores().map(|config| (inventory::ask_store(&config), config)).collect();
+    let identities = asked.into_iter().map(|(asked, config)| (inventory::read_identity(asked), config));
     // The disk is here: the id is that of another store, or nothing is lost.
-    if let Some(config) = config.of_stores().find(|config| identity(&config.directory).as_ref() == Some(lost))
-    {
+    let found = identities.into_iter().find(|(identity, _)| identity.as_ref() == Some(lost));
+    if let Some((_, config)) = found {
         bail!("can't declare store {lost} lost: it is in {}", config.directory.display());
     }
     let recovery = NodeInventory::recovery_of(config).await?;

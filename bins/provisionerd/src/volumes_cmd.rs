@@ -59,6 +59,9 @@ struct VolumeList {
     store: Option<String>,
     /// The reason why the API server could not be asked.
     api_error: Option<String>,
+    /// The reason why the store could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     volumes: Vec<VolumeRow>,
 }
 
@@ -79,7 +82,10 @@ pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
             Ok(inventory) if flags.json => lists.push(VolumeList::new(&config, &inventory)),
             Ok(inventory) => text += &store_text(&config, &inventory),
             // A store that can't be read does not hide the others.
-            Err(error) => failed.push(error),
+            Err(error) => {
+                lists.extend(flags.json.then(|| VolumeList::unreadable(&config, &error)));
+                failed.push(error);
+            }
         }
     }
     if flags.json {
@@ -90,11 +96,9 @@ pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
         };
         text = json.context("can't format the volumes as JSON")? + "\n";
     }
+    let printed = print_stdout(&text);
     let mut failed = failed.into_iter();
-    let Some(first) = failed.next() else { return Ok(print_stdout(&text)) };
-    if !config.stores.is_empty() {
-        print_stdout(&text);
-    }
+    let Some(first) = failed.next() else { return Ok(printed) };
     failed.for_each(|error| drop(writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error))));
     Err(first)
 }
@@ -118,7 +122,19 @@ impl VolumeList {
             name: config.store.as_ref().map(ToString::to_string),
             store: inventory.store.as_ref().map(ToString::to_string),
             api_error: inventory.owners.as_ref().err().map(|error| format_chain(&**error)),
+            error: None,
             volumes: inventory.rows(config),
+        }
+    }
+
+    fn unreadable(config: &DaemonConfig, error: &anyhow::Error) -> Self {
+        Self {
+            directory: config.directory.display().to_string(),
+            name: config.store.as_ref().map(ToString::to_string),
+            store: None,
+            api_error: None,
+            error: Some(format_chain(&**error)),
+            volumes: Vec::new(),
         }
     }
 }

@@ -18,6 +18,7 @@ mod containerd;
 mod daemon;
 mod exit;
 mod flood;
+mod hung_disk;
 mod json;
 mod kill_tally;
 mod kube;
@@ -48,6 +49,7 @@ pub use daemon::{Daemon, command_output};
 pub use exit::{end_group, wait_exit};
 pub use flood::{ConnectionFlood, Stranger};
 pub use guest::Guest;
+pub use hung_disk::HungDisk;
 pub use json::merge_patch;
 pub use kill_tally::{KillPlace, KillTally};
 pub use kube::{

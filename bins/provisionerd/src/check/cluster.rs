@@ -2,22 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ListParams;
 use kube::{Api, Client};
-use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    DirStore, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, StoreName, VolumeId, VolumeRecovery,
-    plan_new_store, plan_store, required_volume,
+    NodeName, ProvisionerIdentity, SnapshotId, StoreAction, StoreIdentity, StoreName, VolumeId,
+    VolumeRecovery, plan_new_store, plan_store, required_volume,
 };
 
 use crate::api_server;
-use crate::check::{CheckFinding, permissions};
+use crate::check::{CheckFinding, StoreIds, permissions};
 use crate::config::DaemonConfig;
 
-pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
+/// `stores` are those whose disks have answered, with what is on them.
+pub(super) async fn check_api_server(
+    config: &DaemonConfig,
+    stores: &[(DaemonConfig, StoreIds)],
+) -> Vec<CheckFinding> {
     let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
         Ok(client) => client,
         Err(error) => return vec![CheckFinding::Failure(error.into())],
@@ -37,9 +40,8 @@ pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding>
                 // That they can't be listed is a finding of each store.
                 let volumes = volumes.map(|listed| listed.items).unwrap_or_default();
                 findings.extend(check_unknown_stores(config, &node, &volumes));
-                let stores: Vec<_> = config.of_stores().collect();
-                for store in &stores {
-                    findings.push(check_store(store, &stores, node.clone(), &client).await);
+                for store in stores {
+                    findings.push(check_store(store, stores, node.clone(), &client).await);
                 }
             }
             findings
@@ -151,18 +153,19 @@ fn check_node_label(
 
 /// Checks that the directory is the store of the node's volumes, one of `all`.
 async fn check_store(
-    config: &DaemonConfig,
-    all: &[DaemonConfig],
+    (config, ids): &(DaemonConfig, StoreIds),
+    all: &[(DaemonConfig, StoreIds)],
     node: NodeName,
     client: &Client,
 ) -> CheckFinding {
     let found = async {
-        let base = Dir::open(&config.directory)?;
-        let found = DirStore::read_identity(&base)?.map_or(StoreIdentity::Absent, StoreIdentity::Present);
-        // A new directory has no volumes yet.
-        let volumes = base.open_dir("volumes").and_then(|volumes| volumes.list()).unwrap_or_default();
-        let present: BTreeSet<VolumeId> =
-            volumes.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect();
+        let (store, volumes, snapshots) = match ids {
+            StoreIds::Found { store, volumes, snapshots } => (store, volumes, snapshots),
+            StoreIds::Unreadable(why) => bail!("{why}"),
+        };
+        let store = store.as_ref().map(|store| store.parse()).transpose()?;
+        let found = store.map_or(StoreIdentity::Absent, StoreIdentity::Present);
+        let present: BTreeSet<VolumeId> = volumes.iter().filter_map(|name| name.parse().ok()).collect();
         let objects = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
         let identity = config.provisioner_identity(node);
         let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
@@ -171,15 +174,17 @@ async fn check_store(
         let action = match plan_store(&identity, &found, &present, &objects.items) {
             // Only a new store depends on snapshots, too.
             StoreAction::CreateIdentity => {
-                let present = DirStore::list_stored_snapshots(&base)?.into_iter().collect();
+                let parse = |ids: &[String]| ids.iter().filter_map(|id| id.parse().ok()).collect();
+                let present: BTreeSet<SnapshotId> = parse(snapshots);
                 let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
                 let mut ready = recovery.list_ready_snapshots().await?;
                 // A snapshot names no store: those in the others are not missing in this one.
-                for other in all.iter().filter(|other| other.store != config.store) {
-                    let stored =
-                        Dir::open(&other.directory).ok().map(|base| DirStore::list_stored_snapshots(&base));
-                    for id in stored.and_then(Result::ok).unwrap_or_default() {
-                        ready.remove(&id);
+                for (other, ids) in all {
+                    if let StoreIds::Found { snapshots, .. } = ids
+                        && other.store != config.store
+                    {
+                        let stored: BTreeSet<SnapshotId> = parse(snapshots);
+                        ready.retain(|id| !stored.contains(id));
                     }
                 }
                 plan_new_store(&identity, &present, &ready, &objects.items)

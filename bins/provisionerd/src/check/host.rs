@@ -15,7 +15,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::BindMounter;
 use nodekeel_provisioner::{DirStore, ImageFormat, StoreName, format_chain};
 
-use crate::check::CheckFinding;
+use crate::check::{CheckFinding, StoreIds};
 use crate::config::DaemonConfig;
 use crate::volumes;
 
@@ -24,6 +24,9 @@ const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The time within which a disk has to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The time within which the process that checks a disk has to answer: it reports itself that the disk hangs while it is probed.
+pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Where the kubelet has the targets of block volumes, below its directory.
 const BLOCK_TARGETS: &str = "plugins/kubernetes.io/csi/volumeDevices";
@@ -108,22 +111,36 @@ pub(super) fn check_directory(config: &DaemonConfig, running: &RunningInstance) 
     findings
 }
 
-/// Checks that no two stores are on one file system: each would promise what the other does.
-pub(super) fn check_file_systems(config: &DaemonConfig) -> Option<CheckFinding> {
-    let mut seen: Vec<(u64, PathBuf)> = Vec::new();
-    for config in config.of_stores() {
-        // A directory that can't be read is a finding of its own.
-        let Ok(found) = fs::metadata(&config.directory) else { continue };
-        if let Some((_, other)) = seen.iter().find(|(device, _)| *device == found.dev()) {
-            return Some(CheckFinding::Warning(format!(
-                "{} and {} are stores on one file system, whose space both promise: give each store one of its own",
-                other.display(),
-                config.directory.display()
-            )));
-        }
-        seen.push((found.dev(), config.directory));
-    }
-    None
+/// The file system of the directory of a store.
+pub(super) fn device(config: &DaemonConfig) -> Option<u64> {
+    fs::metadata(&config.directory).ok().map(|found| found.dev())
+}
+
+/// The identity of a store and the names in its directory.
+pub(super) fn read_ids(config: &DaemonConfig) -> StoreIds {
+    let read = || -> Result<StoreIds> {
+        let base = Dir::open(&config.directory)?;
+        let store = DirStore::read_identity(&base)?.map(|store| store.to_string());
+        // A new directory has no volumes yet.
+        let volumes = base.open_dir("volumes").and_then(|volumes| volumes.list()).unwrap_or_default();
+        let volumes = volumes.iter().filter_map(|entry| Some(entry.name.as_os_str().to_str()?.to_owned()));
+        let snapshots = DirStore::list_stored_snapshots(&base)?;
+        let snapshots = snapshots.iter().map(ToString::to_string).collect();
+        Ok(StoreIds::Found { store, volumes: volumes.collect(), snapshots })
+    };
+    read().unwrap_or_else(|error| StoreIds::Unreadable(format_chain(&*error)))
+}
+
+/// Checks that no two stores are on one file system, each with its directory: each would promise what the other does.
+pub(super) fn check_file_systems(devices: &[(u64, PathBuf)]) -> Option<CheckFinding> {
+    devices.iter().enumerate().find_map(|(at, (device, directory))| {
+        let (_, other) = devices[..at].iter().find(|(other, _)| other == device)?;
+        Some(CheckFinding::Warning(format!(
+            "{} and {} are stores on one file system, whose space both promise: give each store one of its own",
+            other.display(),
+            directory.display()
+        )))
+    })
 }
 
 fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {

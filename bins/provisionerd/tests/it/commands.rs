@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
-use testbed::{command_output, wait_until};
+use testbed::{HungDisk, command_output, wait_until};
 
 use crate::cluster::{TIMEOUT, TestDaemon, start_control_plane, wait_bound, wait_phase};
 
@@ -141,4 +142,56 @@ fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() 
     kube.wait_until_gone("pv", &volume).unwrap();
     assert_eq!(daemon.list_names("volumes").len(), 1);
     assert!(command_output(&mut daemon.command(&["store", "show"])).unwrap().contains("serves it"));
+}
+
+#[test]
+#[ignore = "needs kube and root: it mounts"]
+fn a_store_whose_disk_hangs_is_named_and_neither_hides_the_others_nor_holds_the_commands() {
+    let kube = start_control_plane();
+    let daemon = TestDaemon::new(&kube, "hung-node");
+    let running = daemon.start(&[], &[]);
+    daemon.create_claim(&kube, "kept", json!({}));
+    let volume = wait_bound(&kube, "kept");
+    let left = "pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f";
+    fs::create_dir(daemon.base.path().join("volumes").join(left)).expect("an orphan");
+    let hung = tempfile::tempdir().expect("a directory");
+    let path = hung.path().display().to_string();
+    let disk = HungDisk::mount(hung.path()).expect("a disk");
+    let stores = format!("--stores=bulk={path}");
+    let run = |arguments: &[&str], seconds: u64| {
+        let started = Instant::now();
+        let output = daemon.command(arguments).arg(&stores).output().expect("it ends");
+        println!("{arguments:?} ended after {:.1?}", started.elapsed());
+        // The disk has 10 s, or 25 s for a check; the rest is for the machine.
+        assert!(started.elapsed() < Duration::from_secs(seconds), "{arguments:?}: {:?}", started.elapsed());
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).expect("UTF-8"));
+        assert!(output.status.code().is_some_and(|code| code != 0), "{}: {stderr}", output.status);
+        (stdout, stderr)
+    };
+    let assert_named = |stderr: &str| {
+        let named: Vec<_> = stderr.lines().filter(|line| line.contains(&path)).collect();
+        assert!(named.len() == 1 && named[0].contains("has not answered within"), "{stderr}");
+    };
+    let (table, named) = run(&["volumes"], 40);
+    assert!(table.contains(&volume) && table.contains("default/kept"), "{table}");
+    assert_named(&named);
+    let (json, named) = run(&["volumes", "--json"], 40);
+    assert_named(&named);
+    let lists: Value = serde_json::from_str(&json).expect("JSON");
+    let [own, other] = &lists.as_array().expect("a list")[..] else { panic!("{json}") };
+    assert!(own["volumes"].to_string().contains(&volume) && own["error"].is_null(), "{json}");
+    assert_eq!([&other["name"], &other["directory"]], ["bulk", &path]);
+    assert!(other["store"].is_null() && other["error"].to_string().contains("has not answered"), "{json}");
+    let (orphans, named) = run(&["orphans"], 40);
+    assert!(orphans.contains(left), "{orphans}");
+    assert_named(&named);
+    let (shown, named) = run(&["store", "show"], 40);
+    assert!(shown.contains("is store"), "{shown}");
+    assert_named(&named);
+    let (checked, _) = run(&["check", "--no-csi"], 60);
+    let failed = |path: &str| checked.lines().any(|line| line.starts_with("FAIL") && line.contains(path));
+    assert!(failed("has not answered within") && failed(&path), "{checked}");
+    assert!(checked.contains("the directory is store"), "the other one is checked: {checked}");
+    drop(disk);
+    drop(running);
 }
