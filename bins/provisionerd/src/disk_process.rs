@@ -2,23 +2,30 @@
 //!
 //! A thread that waits for a disk can't be killed, and its process is not gone for the one that waits for it before all of its
 //! threads are. So a command that shows several stores asks this program once more for each of them, with a hidden command
-//! that answers with one line of JSON. One that does not answer in time is killed, and left to end when its disk answers.
+//! that answers with one line of JSON. An empty line before it says that the disk answers, and there is much on it. One that
+//! says nothing in time is killed, and left to end when its disk answers.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use nodekeel_fsquota::{Error as QuotaError, QuotaChange, QuotaSetter, QuotaStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::config::DaemonConfig;
+
+/// The time between two signs of a process that reads volumes.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time within which the disk of a store has to answer.
 pub(crate) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,7 +66,8 @@ pub(crate) enum DiskError {
 pub(crate) struct DiskProcess {
     path: PathBuf,
     child: Child,
-    answer: Receiver<String>,
+    /// The lines that it writes, of which all but the last are empty.
+    lines: Receiver<String>,
     started: Instant,
 }
 
@@ -81,20 +89,28 @@ impl DiskProcess {
             Ok((child, stdout))
         });
         let (child, stdout) = started.map_err(|source| DiskError::Start { path: path.clone(), source })?;
-        let (sender, answer) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut line = String::new();
+            let (mut stdout, mut line) = (BufReader::new(stdout), String::new());
             // A line without its end is not complete. Sending fails only if nobody waits any more.
-            if BufReader::new(stdout).read_line(&mut line).is_ok() && line.ends_with('\n') {
-                let _ = sender.send(line);
+            while stdout.read_line(&mut line).is_ok() && line.ends_with('\n') {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    return;
+                }
             }
         });
-        Ok(Self { path, child, answer, started: Instant::now() })
+        Ok(Self { path, child, lines, started: Instant::now() })
     }
 
-    /// The answer, within a time since the start.
+    /// The answer, if there is no pause of this length before it.
     pub(crate) fn answer<T: DeserializeOwned>(mut self, timeout: Duration) -> Result<T, DiskError> {
-        let answer = self.answer.recv_timeout(timeout.saturating_sub(self.started.elapsed()));
+        let mut left = timeout.saturating_sub(self.started.elapsed());
+        let answer = loop {
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line == "\n" => left = timeout,
+                answer => break answer,
+            }
+        };
         let path = self.path;
         match answer {
             // Not waited for: what it does not need for its answer may hang.
@@ -115,4 +131,43 @@ pub(crate) fn print_answer(answer: &impl Serialize) -> Result<ExitCode> {
     let mut stdout = io::stdout();
     stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).context("can't write the answer")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Quotas that are read for the process that has started this one: while they can be, it is told that the disk answers.
+#[derive(Debug)]
+pub(crate) struct ReportingQuota {
+    inner: Box<dyn QuotaSetter>,
+    reported: Mutex<Instant>,
+}
+
+impl ReportingQuota {
+    pub(crate) fn new(inner: Box<dyn QuotaSetter>) -> Self {
+        Self { inner, reported: Mutex::new(Instant::now()) }
+    }
+
+    /// Tells that the disk answers, unless that was told just now.
+    pub(crate) fn report_progress(&self) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.elapsed() >= PROGRESS_INTERVAL {
+            *reported = Instant::now();
+            // Without a reader, nobody waits for the answer either.
+            let _ = io::stdout().write_all(b"\n");
+        }
+    }
+}
+
+impl QuotaSetter for ReportingQuota {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, QuotaError> {
+        self.inner.set_limits(dir, change)
+    }
+
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, QuotaError> {
+        let status = self.inner.read_status(dir);
+        self.report_progress();
+        status
+    }
+
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), QuotaError> {
+        self.inner.clear_limits(dir)
+    }
 }

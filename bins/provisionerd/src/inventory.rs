@@ -19,7 +19,7 @@ use nodekeel_provisioner::{
 use serde::{Deserialize, Serialize};
 
 use crate::config::DaemonConfig;
-use crate::disk_process::{DISK_TIMEOUT, DiskError, DiskFlags, DiskProcess, print_answer};
+use crate::disk_process::{DISK_TIMEOUT, DiskError, DiskFlags, DiskProcess, ReportingQuota, print_answer};
 use crate::volumes::VolumesError;
 use crate::{api_server, exit_code, run, volumes};
 
@@ -341,7 +341,8 @@ impl StoreContent {
         let path = config.directory.display();
         let store =
             DirStore::read_identity(&base).with_context(|| format!("can't read the store in {path}"))?;
-        let stored = DirStore::list_stored(&base, &*quota);
+        let quota = ReportingQuota::new(quota);
+        let stored = DirStore::list_stored(&base, &quota);
         let stored = stored.with_context(|| format!("can't list the volumes in {path}"))?;
         let mounter = BindMounter::new(&config.kubelet);
         let store = store.map(|store| store.to_string());
@@ -350,6 +351,7 @@ impl StoreContent {
             match (entry.place, &entry.id) {
                 (StoredPlace::Volume, StoredId::Volume(_)) => {
                     let mounts = list_mounts(&mounter, &entry);
+                    quota.report_progress();
                     this.volumes.push(VolumeRow { mounts, ..entry_row(&entry) });
                 }
                 (StoredPlace::Snapshot, StoredId::Snapshot(_)) => this.snapshots.push(entry_row(&entry)),
