@@ -16,5 +16,5 @@ pub use objects::{
     SnapshotContentSource, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,
     VolumeSnapshotContentStatus, VolumeSnapshotStatus,
 };
-pub(crate) use objects::{recorded_store, store_annotation};
+pub(crate) use objects::{ContentStore, content_store, recorded_store, store_annotation};
 pub use store::{SnapshotInfo, SnapshotStore, SnapshotStoreError};

@@ -259,7 +259,8 @@ impl OrphanSweeper {
         }
     }
 
-    /// Finds the snapshots that no content of the driver names. They stay: their contents were deleted in order to keep them.
+    /// Finds the snapshots that no content of the driver names in this store. They stay: their contents were deleted in order to
+    /// keep them, or they are copies of those of another store.
     async fn find_orphaned_snapshots(&self, orphans: &mut Orphans) -> Result<(), ReconcileError> {
         let Some(store) = &self.snapshots else { return Ok(()) };
         let mut found: BTreeSet<_> =
@@ -271,10 +272,11 @@ impl OrphanSweeper {
                 Err(error) if matches!(status_code(&error), Some(403 | 404)) => return Ok(()),
                 owners => owners.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?,
             };
-            found.retain(|id| !owners.contains_key(id));
+            let store = self.api.identity.store.as_ref();
+            found.retain(|id| !owners.get(id).is_some_and(|owner| owner.is_in_store(store)));
         }
         for id in found.difference(&orphans.snapshots) {
-            tracing::warn!(handle = %id, "snapshot has no VolumeSnapshotContent: not deleted");
+            tracing::warn!(handle = %id, "snapshot has no VolumeSnapshotContent in this store: not deleted");
         }
         orphans.snapshots = found;
         Ok(())

@@ -248,6 +248,7 @@ impl NodeInventory {
             Some(Some(SnapshotOwner { node: Some(node), .. })) if node != self.identity.node.as_str() => {
                 RowState::OtherNode
             }
+            Some(Some(owner)) if !owner.is_in_store(self.identity.store.as_ref()) => RowState::OtherStore,
             Some(Some(_)) => RowState::Ok,
         }
     }
@@ -274,6 +275,26 @@ impl NodeInventory {
             StoredId::Snapshot(id) => self.snapshots.contains_key(id),
         };
         is_stored || self.is_left(id)
+    }
+
+    /// Returns whether it is a copy of a snapshot that another store of this node has.
+    pub(crate) fn has_copy(&self, id: &StoredId) -> bool {
+        match id {
+            StoredId::Snapshot(id) => {
+                self.snapshots.contains_key(id) && self.snapshot_state(id) == RowState::OtherStore
+            }
+            StoredId::Volume(_) => false,
+        }
+    }
+
+    /// Returns whether it is the snapshot that a VolumeSnapshotContent names in this store.
+    pub(crate) fn has_original(&self, id: &StoredId) -> bool {
+        match id {
+            StoredId::Snapshot(id) => {
+                self.snapshots.contains_key(id) && self.snapshot_state(id) == RowState::Ok
+            }
+            StoredId::Volume(_) => false,
+        }
     }
 
     /// Decides if provisionerd serves the store.

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, OrphanVolume, SnapshotId, StoreAction, StoredId, VolumeId, adopted_snapshot,
-    format_chain,
+    DirStore, OrphanState, OrphanVolume, SnapshotId, SnapshotOwner, StoreAction, StoredId, VolumeId,
+    adopted_snapshot, format_chain,
 };
 use serde_json::json;
 
@@ -103,11 +103,25 @@ async fn act_on_orphans(
                 None => list_orphans(inventory),
                 // One that no store has is an error of the first.
                 Some(ids) => {
-                    let place =
-                        |id: &StoredId| stores.iter().position(|(_, store)| store.has(id)).unwrap_or(0);
+                    let has = |id: &StoredId| stores.iter().position(|(_, store)| store.has(id));
+                    let has_copy = |id: &StoredId| stores.iter().position(|(_, store)| store.has_copy(id));
+                    let place = |id: &StoredId| has_copy(id).or_else(|| has(id)).unwrap_or(0);
                     ids.iter().filter(|id| place(id) == at).cloned().collect()
                 }
             };
+            let others = stores.iter().map(|(_, other)| other);
+            // Of a copy, the original must be seen: it may be the only one that is left.
+            let (wanted, unseen): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|id| {
+                !inventory.has_copy(id) || others.clone().any(|other| other.has_original(id))
+            });
+            failed.extend(unseen.iter().map(|id| {
+                anyhow!(
+                    "can't act on the copy of {} in {}: the store that its VolumeSnapshotContent names does not have it; see \
+                     `provisionerd volumes`",
+                    id.as_str(),
+                    config.directory.display()
+                )
+            }));
             if let Err(error) = act_in_store(config, inventory, task, wanted, &mut text, &mut failed).await {
                 failed.push(error);
             }
@@ -132,6 +146,11 @@ fn advice(rows: &[VolumeRow]) -> String {
             "`provisionerd orphans --adopt ID` keeps it, `provisionerd orphans --remove ID` removes it",
         ),
         (RowState::OtherNode, "`provisionerd volumes settle ID` removes the copy that a move has left here"),
+        (
+            RowState::OtherStore,
+            "`provisionerd orphans --remove ID` removes the copy of a snapshot; compare that of a volume, and remove its \
+             directory",
+        ),
         (
             RowState::Importing,
             "repeat the import or the move, or `provisionerd volumes settle ID` removes what a move has left",
@@ -213,7 +232,10 @@ async fn act_on_snapshot(
             "can't see whom snapshot {id} belongs to: if the API server has no snapshot API, install its CRDs"
         )
     })?;
-    if let Some(owner) = owners.get(id) {
+    let is_copy = |owner: &SnapshotOwner| !owner.is_in_store(inventory.identity.store.as_ref());
+    if let Some(owner) = owners.get(id)
+        && !(task == OrphanTask::Remove && inventory.has_copy(&id.clone().into()) && is_copy(owner))
+    {
         bail!(
             "can't adopt or remove snapshot {id}: VolumeSnapshotContent {} names it; delete that, if its data are not needed",
             owner.content

@@ -10,9 +10,10 @@ use crate::api::call::status_code;
 use crate::api::timeout::with_timeout;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
+use crate::name::StoreName;
 use crate::snapshot::decide::ready_snapshot;
+use crate::snapshot::{ContentStore, content_store, recorded_store, store_annotation};
 use crate::snapshot::{MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotId, VolumeSnapshotContent};
-use crate::snapshot::{recorded_store, store_annotation};
 
 const PAGE_SIZE: u32 = 500;
 
@@ -46,6 +47,16 @@ pub struct SnapshotOwner {
     pub snapshot: String,
     /// The node that must act on it; none if it has no label.
     pub node: Option<String>,
+    /// The name of the store that has the snapshot, `Some(None)` that without a name; `None` if it is not known.
+    store: Option<Option<String>>,
+}
+
+impl SnapshotOwner {
+    /// Returns whether its snapshot is the one in the store of this name, of its node. That of another store is a copy of
+    /// its files, which nothing owns. One that is not reported yet may be in any store.
+    pub fn is_in_store(&self, store: Option<&StoreName>) -> bool {
+        self.store.as_ref().is_none_or(|named| named.as_deref() == store.map(StoreName::as_str))
+    }
 }
 
 /// The owners of the driver's snapshots, on any node. Without the snapshot API, an error: it may only be away for a moment, and
@@ -56,18 +67,23 @@ pub(crate) async fn list_snapshot_owners(
 ) -> Result<BTreeMap<SnapshotId, SnapshotOwner>, kube::Error> {
     let mut owners = BTreeMap::new();
     let listed = for_each(client, ListParams::default(), |content| {
-        owners.extend(snapshot_ids(identity, &content).into_iter().map(|id| (id, owner(&content))));
+        owners.extend(snapshot_ids(identity, &content).into_iter().map(|id| (id, owner(identity, &content))));
     });
     listed.await.map(|()| owners)
 }
 
-fn owner(content: &VolumeSnapshotContent) -> SnapshotOwner {
+fn owner(identity: &ProvisionerIdentity, content: &VolumeSnapshotContent) -> SnapshotOwner {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let of = &content.spec.volume_snapshot_ref;
     SnapshotOwner {
         content: text(&content.metadata.name),
         snapshot: format!("{}/{}", text(&of.namespace), text(&of.name)),
         node: content.node().map(str::to_owned),
+        store: match content_store(identity, content) {
+            ContentStore::Named(name) => Some(Some(name.to_owned())),
+            ContentStore::Unnamed => Some(None),
+            ContentStore::Unknown => None,
+        },
     }
 }
 
@@ -162,6 +178,25 @@ mod tests {
         assert_eq!(snapshot_ids(&identity, &content), BTreeSet::from([id(1), id(2), id(3)]));
         content.spec.driver = "other.example".to_owned();
         assert_eq!(snapshot_ids(&identity, &content), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_snapshot_is_owned_in_one_store_once_it_was_reported() {
+        let identity = sample_identity(NODE);
+        let fast: StoreName = "fast".parse().expect("a name");
+        let recorded = json!({ "annotations": { store_annotation(&identity): "fast" } });
+        let reported = json!({ "snapshotHandle": id(1).as_str(), "readyToUse": false });
+        // Whether it is that of the store without a name, and that of the named one.
+        for (metadata, status, expected) in [
+            (json!({}), json!(null), [true, true]),
+            (json!({}), reported.clone(), [true, false]),
+            (recorded.clone(), json!(null), [false, true]),
+            (recorded, reported, [false, true]),
+        ] {
+            let content = sample_snapshot_content(1, json!({ "metadata": metadata, "status": status }));
+            let owner = owner(&identity, &content);
+            assert_eq!([None, Some(&fast)].map(|store| owner.is_in_store(store)), expected, "{owner:?}");
+        }
     }
 
     #[test]

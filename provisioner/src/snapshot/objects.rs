@@ -170,6 +170,30 @@ pub(crate) fn store_annotation(identity: &ProvisionerIdentity) -> String {
     format!("{}/store", identity.driver)
 }
 
+/// The store that has the snapshot of a content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ContentStore<'a> {
+    /// The one of this name, unchecked.
+    Named(&'a str),
+    /// The one without a name.
+    Unnamed,
+    /// Not known: it was not reported yet, and may be in any store.
+    Unknown,
+}
+
+/// The store that has the snapshot of a content. A named store is recorded before the snapshot is taken or reported there, so one
+/// that was reported and names none is in the store without a name. Files of its name in another store are a copy.
+pub(crate) fn content_store<'a>(
+    identity: &ProvisionerIdentity,
+    content: &'a VolumeSnapshotContent,
+) -> ContentStore<'a> {
+    match recorded_store(identity, content) {
+        Some(name) => ContentStore::Named(name),
+        None if content.snapshot_handle().is_some() => ContentStore::Unnamed,
+        None => ContentStore::Unknown,
+    }
+}
+
 /// The name of the store that the snapshot of a content was taken in, unchecked; `None` if it has no name, or is not known.
 pub(crate) fn recorded_store<'a>(
     identity: &ProvisionerIdentity,

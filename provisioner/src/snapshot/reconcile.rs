@@ -6,12 +6,13 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
+use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::timeout;
 
 use crate::ability::prober::ability_changes;
 use crate::api::claim_queue::ClaimQueue;
@@ -28,12 +29,16 @@ use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::{is_in_store, object_reference};
 use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
-use crate::snapshot::recorded_store;
-use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
+use crate::snapshot::{
+    ContentStore, MANAGED_BY_LABEL, SnapshotStoreError, VolumeSnapshotContent, content_store,
+};
 use crate::sweep::SweepRequest;
 
 /// The longest delay of a content whose store is not served: it may be served again before the delay begins.
 const UNSERVED_DELAY: Duration = Duration::from_secs(60);
+
+/// Time for which a store is asked whether it has a snapshot.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A store of the node, and what depends on its snapshots.
 pub(crate) struct SnapshotUnit {
@@ -144,7 +149,7 @@ impl SnapshotReconciler {
         let identity = &self.first().applier.api.identity;
         let action = plan_snapshot(identity, content);
         if let SnapshotAction::Report(id) | SnapshotAction::Delete(id) = &action
-            && let Some(store) = recorded_store(identity, content)
+            && let ContentStore::Named(store) = content_store(identity, content)
         {
             let is_recorded = |unit: &&SnapshotUnit| unit.applier.store_name() == Some(store);
             return self.units.iter().find(is_recorded).ok_or_else(|| ReconcileError::SnapshotStoreUnknown {
@@ -166,15 +171,27 @@ impl SnapshotReconciler {
                 return Ok(self.first());
             }
         };
-        // All at once: a disk that hangs does not hide the snapshots of the others.
-        let looks = self.units.iter().map(async |unit| (unit, unit.applier.store.find_snapshot(&id).await));
-        let mut looks: FuturesUnordered<_> = looks.collect();
+        let unnamed = self.units.iter().find(|unit| unit.applier.store_name().is_none());
+        // What other stores have of this name is a copy of its files.
+        if let Some(unit) = unnamed.filter(|_| content_store(identity, content) == ContentStore::Unnamed) {
+            return Ok(unit);
+        }
+        // All at once, and each for a while only: a disk that hangs does not hide the snapshots of the others. If several have
+        // it, it is that of the first of them, and the others have copies.
+        let looks = self.units.iter().map(async |unit| {
+            let found = timeout(LOOK_TIMEOUT, unit.applier.store.find_snapshot(&id)).await;
+            (unit, found)
+        });
         let mut absent = None;
-        while let Some((unit, found)) = looks.next().await {
+        for (unit, found) in join_all(looks).await {
             match found {
-                Ok(Some(_)) => return Ok(unit),
-                Ok(None) => {}
-                Err(error) => absent = Some(error),
+                Ok(Ok(Some(_))) => return Ok(unit),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => absent = Some(error),
+                Err(_) => {
+                    let source = "the disk does not answer".into();
+                    absent = Some(SnapshotStoreError::Read { id: id.clone(), source });
+                }
             }
         }
         absent.map_or(Ok(self.first()), |error| Err(ReconcileError::Snapshot(error)))

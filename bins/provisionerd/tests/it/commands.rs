@@ -6,10 +6,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use nodekeel_provisioner::{BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 use testbed::{HungDisk, command_output, wait_until};
 
-use crate::cluster::{TIMEOUT, TestDaemon, start_control_plane, wait_bound, wait_phase};
+use crate::cluster::{
+    DRIVER, TIMEOUT, TestDaemon, create, install_snapshot_api, start_control_plane, wait_bound, wait_for,
+    wait_phase,
+};
 
 /// The error of a command that fails.
 fn refusal(command: &mut Command) -> String {
@@ -194,4 +198,71 @@ fn a_store_whose_disk_hangs_is_named_and_neither_hides_the_others_nor_holds_the_
     assert!(checked.contains("the directory is store"), "the other one is checked: {checked}");
     drop(disk);
     drop(running);
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_copy_of_a_snapshot_in_another_store_belongs_to_nothing_and_is_removed_by_its_id() {
+    const KIND: &str = "volumesnapshotcontent";
+    let kube = start_control_plane();
+    install_snapshot_api(&kube);
+    let daemon = TestDaemon::new(&kube, "copy-node");
+    let bulk = tempfile::tempdir().expect("a directory");
+    let stores = format!("--stores=bulk={}", bulk.path().display());
+    let _running = daemon.start(&[&stores], &[]);
+    let volume = daemon.create_claim(&kube, "data", json!({}));
+    wait_bound(&kube, "data");
+    fs::write(daemon.file_of(&volume), "data").expect("written");
+    let uid = volume.strip_prefix("pvc-").expect("the UID of its claim");
+    let content = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": { "name": "kept", "labels": { MANAGED_BY_LABEL: daemon.node }, "finalizers": [CONTENT_FINALIZER] },
+        "spec": {
+            "deletionPolicy": "Delete",
+            "driver": DRIVER,
+            "source": { "volumeHandle": volume },
+            "volumeSnapshotRef": { "name": "kept", "namespace": "default", "uid": uid },
+        },
+    });
+    create(&kube, &content);
+    wait_for(&kube, KIND, "kept", |content| content["status"]["readyToUse"] == true);
+    let id = format!("snap-{uid}");
+    let [original, copy] = [daemon.base.path(), bulk.path()].map(|base| base.join("snapshots").join(&id));
+    let copy_files = || {
+        fs::create_dir_all(bulk.path().join("snapshots")).expect("a directory");
+        command_output(Command::new("cp").arg("-a").arg(&original).arg(&copy)).unwrap();
+    };
+    let run = |arguments: &[&str]| command_output(daemon.command(arguments).arg(&stores));
+    let states = || -> Vec<String> {
+        let text = run(&["volumes"]).unwrap();
+        let rows = text.lines().filter(|line| line.starts_with(&id));
+        rows.filter_map(|row| row.split_whitespace().nth(1).map(str::to_owned)).collect()
+    };
+    copy_files();
+    assert_eq!(states(), ["ok", "other-store"]);
+    let orphans = run(&["orphans"]).unwrap();
+    assert!(
+        orphans.matches(&id).count() == 1 && orphans.contains("other-store: `provisionerd orphans --remove")
+    );
+    run(&["orphans", "--remove", &id]).unwrap();
+    assert!(original.join("file").exists() && !copy.exists());
+    let refused = format!("{:#}", run(&["orphans", "--remove", &id]).expect_err("the content names it"));
+    assert!(refused.contains("VolumeSnapshotContent kept names it"), "{refused}");
+
+    // Without the original, the copy may be all that is left.
+    copy_files();
+    let away = daemon.base.path().join("away");
+    fs::rename(&original, &away).expect("renamed");
+    let refused = format!("{:#}", run(&["orphans", "--remove", &id]).expect_err("it may be the only one"));
+    assert!(refused.contains("does not have it") && copy.join("file").exists(), "{refused}");
+    fs::rename(&away, &original).expect("renamed back");
+
+    let deleted = json!({ "metadata": { "annotations": { BEING_DELETED: "yes" } } });
+    kube.patch_object(KIND, "kept", &deleted).expect("a patch");
+    kube.delete_object(KIND, "kept").expect("deleted");
+    kube.wait_until_gone(KIND, "kept").unwrap();
+    assert!(!original.exists() && copy.join("file").exists(), "the copy stays");
+    assert_eq!(states(), ["orphan"]);
+    run(&["orphans", "--remove", &id]).unwrap();
+    assert!(!copy.exists());
 }

@@ -222,6 +222,74 @@ async fn a_snapshot_is_taken_and_removed_in_the_store_of_its_volume() {
     running.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_a_snapshot_in_another_store_is_an_orphan_there_and_stays_when_the_snapshot_is_deleted() {
+    let api = api_with_classes();
+    let [store, fast_store] = [MemStore::default(), MemStore::default()];
+    let counts = [Arc::new(SnapshotOrphans::default()), Arc::new(SnapshotOrphans::default())];
+    let start = || {
+        let deps = nodekeel_provisioner::Deps { metrics: counts[0].clone(), ..test_deps(&api, &store) };
+        let fast_arc = Arc::new(fast_store.clone());
+        let (metrics, snapshots) = (counts[1].clone(), Some(fast_arc.clone() as _));
+        let added = NamedStore { store: fast_arc, snapshots, metrics, guard: None };
+        let config = ProvisionerConfig::new(sample_identity(NODE));
+        RunningProvisioner::spawn(Provisioner::new(config, deps).with_store(fast(), added), || {})
+    };
+    let running = start();
+    api.create_claim(1, json!({}));
+    create_fast_claim(&api, 2);
+    for number in [1, 2] {
+        wait_bound(&api, &format!("claim-{number}")).await;
+        api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(number, json!({})));
+        wait_until(&api, |api| is_content_ready(api, number)).await;
+    }
+    running.stop().await;
+    // As `cp -a` makes them: each store has the other one's, too.
+    {
+        use nodekeel_provisioner::SnapshotStore as _;
+        for (store, number) in [(&fast_store, 1), (&store, 2)] {
+            let limits = QuotaLimits { bytes: Some(Bytes(MIB)), inodes: None };
+            store.create(&id(number), limits).await.expect("created");
+            store.create_snapshot(&snapshot_id(number), &id(number)).await.expect("copied");
+            store.remove(&id(number)).await.expect("removed");
+        }
+    }
+    let running = start();
+    advance_time(60).await;
+    assert_eq!(counts.each_ref().map(|count| count.get()), [1, 1]);
+    let deleted = json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes" } } });
+    for number in [1, 2] {
+        api.patch_object(ObjectKind::SnapshotContent, &content_name(number), deleted.clone());
+        api.delete_object(ObjectKind::SnapshotContent, &content_name(number));
+        let is_gone =
+            |api: &FakeApi| api.get_object(ObjectKind::SnapshotContent, &content_name(number)).is_none();
+        wait_until(&api, is_gone).await;
+    }
+    assert_eq!(snapshots(&store).await, [snapshot_id(2).to_string()], "the copy stays");
+    assert_eq!(snapshots(&fast_store).await, [snapshot_id(1).to_string()], "the copy stays");
+    running.stop().await;
+}
+
+/// The number of orphaned snapshots that a store has reported last.
+#[derive(Debug, Default)]
+struct SnapshotOrphans(std::sync::atomic::AtomicUsize);
+
+impl SnapshotOrphans {
+    fn get(&self) -> usize {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+impl nodekeel_provisioner::VolumeMetrics for SnapshotOrphans {
+    fn record_provision(&self, _: &str, _: Duration, _: bool) {}
+
+    fn record_delete(&self, _: &str, _: Duration, _: bool) {}
+
+    fn set_orphaned_snapshots(&self, count: usize) {
+        self.0.store(count, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 async fn snapshots(store: &MemStore) -> Vec<String> {
     use nodekeel_provisioner::SnapshotStore as _;
     store.list_snapshots().await.expect("listed").iter().map(ToString::to_string).collect()
@@ -505,10 +573,12 @@ async fn a_snapshot_is_deleted_while_another_disk_hangs() {
     wait_bound(&api, "claim-2").await;
     api.create_object(ObjectKind::SnapshotContent, sample_snapshot_content(2, json!({})));
     wait_until(&api, |api| is_content_ready(api, 2)).await;
-    // Of a content that names no store, as one for an existing snapshot.
-    let annotation = json!({ "metadata": { "annotations": { "volumes.nodekeel.example/store": null } } });
-    api.patch_object(ObjectKind::SnapshotContent, &content_name(2), annotation);
+    // Of a content that names no store, and was not reported.
     hung.1.send_replace(true);
+    let unnamed = json!({
+        "metadata": { "annotations": { "volumes.nodekeel.example/store": null } }, "status": null,
+    });
+    api.patch_object(ObjectKind::SnapshotContent, &content_name(2), unnamed);
     let annotation = json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes" } } });
     api.patch_object(ObjectKind::SnapshotContent, &content_name(2), annotation);
     api.delete_object(ObjectKind::SnapshotContent, &content_name(2));
