@@ -63,7 +63,9 @@ fn put_values(count: usize) {
     fs::write(scratch.path().join("value"), "x".repeat(1_000_000)).unwrap();
     let etcdctl = tools::find_tool(tools::ETCDCTL).unwrap();
     for key in 0..count {
-        let script = format!("{} --endpoints 127.0.0.1:2379 put {key} <value", etcdctl.display());
+        // Beside other work, an emulated etcd takes longer than the client's five seconds.
+        let options = "--endpoints 127.0.0.1:2379 --command-timeout 120s";
+        let script = format!("{} {options} put {key} <value", etcdctl.display());
         let mut put = Command::new("sh");
         command_output(put.args(["-c", &script]).env("ETCDCTL_API", "3").current_dir(scratch.path()))
             .unwrap();
