@@ -135,6 +135,9 @@ pub(crate) const VOLUME_DIR: &str = "data";
 /// The name of the cluster's directory on it, as the layout declares it.
 pub(crate) const CLUSTER_DIR: &str = "cluster";
 
+/// Next to it: the decrypted snapshot from which the cluster is restored, until it is.
+pub(crate) const RESTORE_FILE: &str = "cluster.restore";
+
 /// The name of the directory of volumes on it, as the layout declares it.
 pub(crate) const VOLUMES_DIR: &str = "volumes";
 

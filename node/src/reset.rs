@@ -25,7 +25,7 @@ use crate::config::NodedConfig;
 use crate::control::stopping_status;
 use crate::data::{DataDir, has_run};
 use crate::error_chain::error_chain;
-use crate::layout::{CLUSTER_DIR, ESP_DIR, VOLUMES_DIR};
+use crate::layout::{CLUSTER_DIR, ESP_DIR, RESTORE_FILE, VOLUMES_DIR};
 use crate::parts::cluster::bootstrap_record;
 use crate::parts::storage::control::{StorageControl, describe_state};
 use crate::parts::storage::unlock::UnlockStatus;
@@ -401,6 +401,7 @@ fn perform_step(running: &RunningNode, step: &ResetStep) -> Result<(), ResetErro
     match step {
         ResetStep::RemoveCluster { .. } => {
             let volume = running.volume.handle_of_call().ok_or(ResetError::Changed)?;
+            volume.dir().remove_file(RESTORE_FILE).map_err(ResetError::File)?;
             volume.dir().remove_tree(CLUSTER_DIR).map(drop).map_err(ResetError::File)
         }
         ResetStep::RemoveEnrolment { esp, name } => remove(&esp.join(name)),

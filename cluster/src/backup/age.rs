@@ -16,7 +16,8 @@ use ring::{hkdf, hmac};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-const INTRO: &str = "age-encryption.org/v1\n";
+/// The first line of each file.
+pub(super) const INTRO: &str = "age-encryption.org/v1\n";
 const FILE_KEY_BYTES: usize = 16;
 const PAYLOAD_NONCE_BYTES: usize = 16;
 /// The plaintext of each chunk of the payload but the last one.

@@ -8,13 +8,18 @@
 //!        the store's pieces          verifies            its last one only if the snapshot is whole
 //! ```
 //!
+//! A cluster that is lost is restored from the decrypted file, which [`stage_snapshot`] verifies and stores, by
+//! [`ClusterNode::request_restore`](crate::enrolment::ClusterNode::request_restore).
+//!
 //! The snapshot contains all secrets of the cluster, also the private key of its CA. The node that writes it needs no secret for
 //! that: the key that opens it is elsewhere.
 
 mod age;
 mod encrypt;
 mod snapshot;
+mod stage;
 
 pub use age::{InvalidRecipient, Recipient};
 pub use encrypt::encrypt_snapshot;
 pub use snapshot::SnapshotError;
+pub use stage::stage_snapshot;

@@ -1,8 +1,11 @@
 //! The file of a snapshot, and whether it is whole.
 
+use std::io;
+
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
+use super::age::INTRO;
 use crate::consensus::MembershipError;
 
 /// The checksum at the end of the file.
@@ -23,11 +26,20 @@ pub enum SnapshotError {
     #[error("can't read a snapshot of the cluster's store")]
     Read(#[source] MembershipError),
     /// It is not what the store has sent: it was not kept.
-    #[error("the snapshot is damaged: {problem}; it was discarded, take another one")]
+    #[error("the snapshot is damaged or incomplete: {problem}; nothing of it was kept")]
     Damaged {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// It is a backup that was not decrypted: it was not kept.
+    #[error("the snapshot is encrypted: decrypt it by `age -d -i KEY FILE`")]
+    Encrypted,
+    /// It could not be stored.
+    #[error("can't store the snapshot")]
+    Store(#[source] nodekeel_localstorage::Error),
+    /// It could not be written.
+    #[error("can't write the snapshot")]
+    Write(#[source] io::Error),
     /// It could not be encrypted: the recipient's key is no usable one, or the machine has no random numbers.
     #[error("can't encrypt the snapshot for {recipient}; use another recipient: `age-keygen -o KEY`")]
     Encrypt {
@@ -64,6 +76,9 @@ impl SnapshotCheck {
 
     pub(super) fn finish(self) -> Result<(), SnapshotError> {
         let damaged = |problem| Err(SnapshotError::Damaged { problem });
+        if INTRO.as_bytes().starts_with(&self.start) && !self.start.is_empty() {
+            return Err(SnapshotError::Encrypted);
+        }
         if self.start.get(MAGIC_AT..) != Some(&MAGIC[..]) {
             return damaged("it is no database of etcd");
         }

@@ -209,6 +209,20 @@ pub enum ConsensusError {
         /// The data directory.
         data: PathBuf,
     },
+    /// The cluster was restored from a snapshot: the next start has it.
+    #[error("the cluster was restored from a snapshot: restarting etcd with it")]
+    ClusterRestored,
+    /// etcd's tool that restores snapshots is not beside it. Nothing was started.
+    #[error(
+        "can't restore the cluster without {}, of the same release as {}: put it there (Debian: apt-get install etcd-client)",
+        .tool.display(), .binary.display()
+    )]
+    NoRestoreTool {
+        /// The tool.
+        tool: PathBuf,
+        /// The etcd.
+        binary: PathBuf,
+    },
     /// The running store did not answer. A retry may help.
     #[error("can't {operation}")]
     Kv {

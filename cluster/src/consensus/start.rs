@@ -1,6 +1,7 @@
 //! The start of a member.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodekeel_localstorage::pki::{Credentials, RevocationList};
@@ -40,6 +41,16 @@ pub enum StartMode {
         /// ones.
         revoked: RevocationList,
     },
+    /// A cluster that is lost, with its keys in a snapshot: this member becomes its only one, with a new id. Its former
+    /// members can't take part any more.
+    ///
+    /// It resumes an earlier start in this mode, also without the snapshot once it is no longer needed.
+    RestoredCluster {
+        /// The database of the snapshot, as [`stage_snapshot`](crate::backup::stage_snapshot) stores it.
+        snapshot: PathBuf,
+        /// A text unique to this restore.
+        token: String,
+    },
     /// The data that it left on the disk when it last ran.
     Restart,
 }
@@ -59,6 +70,16 @@ impl StartOptions {
         revoked: RevocationList,
     ) -> StartOptions {
         StartOptions { name, address, mode: StartMode::ExistingCluster { peers, credentials, revoked } }
+    }
+
+    /// Restores a cluster from a snapshot.
+    pub fn restore_cluster(
+        name: MemberName,
+        address: IpAddr,
+        snapshot: PathBuf,
+        token: String,
+    ) -> StartOptions {
+        StartOptions { name, address, mode: StartMode::RestoredCluster { snapshot, token } }
     }
 
     /// Restarts the member from its data.

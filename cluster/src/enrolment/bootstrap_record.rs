@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_supervisor::Failure;
 
-use super::cluster_node::SharedState;
+use super::cluster_node::{ClusterRequest, SharedState};
 use super::failure::StepError;
 use super::plan::BootstrapPermission;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
@@ -87,10 +87,13 @@ impl SharedState {
     /// Returns whether the node may bootstrap a cluster. It blocks.
     pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
         let record = self.bootstrap_record();
+        let request = *self.cluster_request.borrow();
         Ok(match record.load()? {
+            // Of the cluster that was on this host, or of another one: a restore makes no second one.
+            _ if request == Some(ClusterRequest::Restore) => BootstrapPermission::Restore,
             // The record wins over the configuration and over an operator's request.
             Some(_) => BootstrapPermission::UsedUp(record.path().to_owned()),
-            None if self.settings.bootstrap || *self.bootstrap_request.borrow() => {
+            None if self.settings.bootstrap || request == Some(ClusterRequest::Bootstrap) => {
                 BootstrapPermission::Granted
             }
             None => BootstrapPermission::NotGranted,
@@ -102,8 +105,9 @@ impl SharedState {
     /// running without. It blocks.
     pub(super) fn record_enrolment(&self, progress: &EnrolmentProgress) -> Result<(), StepError> {
         let is_bootstrap = progress.enrolment_kind() == EnrolmentKind::Bootstrap;
+        let makes_cluster = is_bootstrap || progress.enrolment_kind() == EnrolmentKind::Restore;
         // The record takes away a permission, so a node that joins without ever having had it needs none.
-        let is_needed = self.settings.bootstrap || (is_bootstrap && !progress.is_enrolled());
+        let is_needed = self.settings.bootstrap || (makes_cluster && !progress.is_enrolled());
         if !is_needed {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! A node in its cluster: the runnable that enrols it, and the handle for everything else.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub struct EnrolmentSettings {
     /// The record that the permission to bootstrap is used up. Default: a file in
     /// [`Deps::journal_dir`], which is outside of the data volume. If the two are on one disk, choose another.
     pub bootstrap_record: Option<BootstrapRecord>,
+    /// The file with the snapshot of [`ClusterNode::request_restore`], on a disk with room for it. It is removed once it is
+    /// restored. Default: none, and no restore.
+    pub snapshot: Option<PathBuf>,
     /// The data that the creation of the data volume may destroy. Default: nothing. Ignored once the node is in a
     /// cluster.
     pub erase: ErasePolicy,
@@ -55,6 +59,7 @@ impl Default for EnrolmentSettings {
             deadline: Duration::from_secs(120),
             bootstrap: false,
             bootstrap_record: None,
+            snapshot: None,
             erase: ErasePolicy::Nothing,
             kubernetes_worker: true,
             golden_tickets: false,
@@ -79,8 +84,17 @@ pub(super) struct SharedState {
     pub(super) volume: MountedVolume,
     pub(super) test_hook: TestHook,
     published: watch::Sender<PublishedState>,
-    /// An operator has asked the node to bootstrap a cluster, and no ticket has been found since.
-    pub(super) bootstrap_request: watch::Sender<bool>,
+    /// An operator has asked the node for a cluster, and no ticket has been found since.
+    pub(super) cluster_request: watch::Sender<Option<ClusterRequest>>,
+}
+
+/// What an operator asks of a node that waits for a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClusterRequest {
+    /// Bootstrap a cluster.
+    Bootstrap,
+    /// Restore one from the staged snapshot.
+    Restore,
 }
 
 /// The state that all handles see.
@@ -111,13 +125,13 @@ pub enum NodeUnavailable {
     MemberNotServing,
 }
 
-/// The cause for which a node does not bootstrap a cluster on request.
+/// The cause for which a node does not bootstrap or restore a cluster on request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BootstrapRefusal {
-    /// Only a node that [waits](EnrolmentState::Waiting) for a ticket bootstraps.
+    /// Only a node that [waits](EnrolmentState::Waiting) for a ticket bootstraps or restores a cluster.
     #[error(
-        "the node's enrolment is {state}: only a node that is Waiting for a ticket can bootstrap a cluster"
+        "the node's enrolment is {state}: only a node that is Waiting for a ticket can bootstrap or restore a cluster"
     )]
     NotWaiting {
         /// The present state.
@@ -187,7 +201,7 @@ impl ClusterNode {
             volume: MountedVolume::default(),
             test_hook: hook,
             published,
-            bootstrap_request: watch::Sender::new(false),
+            cluster_request: watch::Sender::new(None),
         }))
     }
 
@@ -227,7 +241,23 @@ impl ClusterNode {
             EnrolmentState::Waiting(cause) => return Err(BootstrapRefusal::UsedUp(cause.clone())),
             other => return Err(BootstrapRefusal::NotWaiting { state: other.phase() }),
         }
-        self.0.bootstrap_request.send_replace(true);
+        self.0.cluster_request.send_replace(Some(ClusterRequest::Bootstrap));
+        Ok(())
+    }
+
+    /// Tells a node that waits for a ticket to restore a cluster from the snapshot that was staged at
+    /// [`EnrolmentSettings::snapshot`]: as a new node, the only one of that cluster. A ticket that it finds replaces the
+    /// request.
+    ///
+    /// # Errors
+    /// [`BootstrapRefusal::NotWaiting`].
+    pub fn request_restore(&self) -> Result<(), BootstrapRefusal> {
+        let published = self.0.published.borrow();
+        match &published.state {
+            EnrolmentState::Waiting(_) => {}
+            other => return Err(BootstrapRefusal::NotWaiting { state: other.phase() }),
+        }
+        self.0.cluster_request.send_replace(Some(ClusterRequest::Restore));
         Ok(())
     }
 
@@ -371,7 +401,7 @@ impl SharedState {
         self.published.send_modify(|before| {
             // Within the change of the state, which `request_bootstrap` excludes while it sets the request.
             if published.state.ends_bootstrap_request() {
-                self.bootstrap_request.send_replace(false);
+                self.cluster_request.send_replace(None);
             }
             published.last_failure = match &published.state {
                 EnrolmentState::Running(_) => None,

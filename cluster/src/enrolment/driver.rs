@@ -348,8 +348,8 @@ impl EnrolmentDriver {
             let address = self.wait_address().await?;
             self.set_condition(None);
             // It ends a request to bootstrap, even if it is replaced or removed by now.
-            if self.shared.bootstrap_request.send_replace(false) {
-                tracing::warn!("the request to bootstrap a cluster ends: a ticket was found");
+            if self.shared.cluster_request.send_replace(None).is_some() {
+                tracing::warn!("the request to bootstrap or restore a cluster ends: a ticket was found");
             }
             // The ticket may have been replaced or removed during the wait: the present one decides.
             (journal, found) = self.open_journal().await?;
@@ -378,7 +378,7 @@ impl EnrolmentDriver {
     /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
     /// a ticket in the firmware, so the sources are looked at again and again.
     async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
-        let mut request = self.shared.bootstrap_request.subscribe();
+        let mut request = self.shared.cluster_request.subscribe();
         loop {
             // A request only ends the pause early: either way, the disk is looked at.
             let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
@@ -386,7 +386,10 @@ impl EnrolmentDriver {
             let is_instructed = self.run_blocking(move || {
                 // An unreadable ticket ends the wait too: the inspection then fails with the reason.
                 let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
-                Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
+                let permission = shared.bootstrap_permission()?;
+                let is_permitted =
+                    matches!(permission, BootstrapPermission::Granted | BootstrapPermission::Restore);
+                Ok(has_ticket || is_permitted)
             });
             if is_instructed.await? {
                 // `inspect_disk` opens the journal again, which is locked while this run has it open.

@@ -78,7 +78,7 @@ pub enum FailureReason {
     /// A node that is bootstrapping a cluster has been given a ticket for another. Remove the ticket to
     /// resume, or [reset](super::reset_enrolment) the node, and erase its data, to join by the ticket.
     #[error(
-        "bootstrap is in progress, but a join ticket is present: remove the ticket to resume, or reset the node to \
+        "bootstrap or restore is in progress, but a join ticket is present: remove the ticket to resume, or reset the node to \
          join by it"
     )]
     TicketDuringBootstrap,

@@ -35,6 +35,8 @@ pub(super) enum BootstrapPermission {
     NotGranted,
     /// The node may bootstrap, and has not been in a cluster yet.
     Granted,
+    /// An operator has asked the node to restore a cluster, also one that has been in a cluster before.
+    Restore,
     /// This host has been in a cluster before, as the file at this path records.
     UsedUp(PathBuf),
 }
@@ -52,10 +54,11 @@ pub(super) enum EnrolmentPlan {
 /// | Journal | Ticket | Plan |
 /// |---|---|---|
 /// | empty | none, and bootstrap is permitted | bootstrap a cluster, once |
+/// | empty | none, and a restore is requested | restore a cluster |
 /// | empty | none | wait for a ticket, or for the permission to bootstrap |
 /// | empty | one | join by it |
-/// | bootstrapping | none | resume bootstrapping |
-/// | bootstrapping | one | [`FailureReason::TicketDuringBootstrap`] |
+/// | bootstrapping, or restoring | none | resume that |
+/// | bootstrapping, or restoring | one | [`FailureReason::TicketDuringBootstrap`] |
 /// | joining, member not started | the same | resume joining |
 /// | joining, member not started | none | [`FailureReason::TicketMissing`] |
 /// | joining, member started | the same, or none | resume joining |
@@ -74,6 +77,10 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
                 progress: EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap),
                 is_recorded: false,
             },
+            BootstrapPermission::Restore => EnrolmentPlan::Bootstrap {
+                progress: EnrolmentProgress::new(enrolment_id, EnrolmentKind::Restore),
+                is_recorded: false,
+            },
             BootstrapPermission::NotGranted => EnrolmentPlan::Wait(WaitCause::NoInstruction),
             // A second cluster would hide that the data of the first one is lost.
             BootstrapPermission::UsedUp(record) => EnrolmentPlan::Wait(WaitCause::DataLost { record }),
@@ -85,8 +92,12 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
         }
         InspectionResult::Complete { progress } => Ok(EnrolmentPlan::Restart { progress }),
         InspectionResult::InProgress { progress, ticket } => match (progress.enrolment_kind, ticket) {
-            (EnrolmentKind::Bootstrap, None) => Ok(EnrolmentPlan::Bootstrap { progress, is_recorded: true }),
-            (EnrolmentKind::Bootstrap, Some(_)) => Err(FailureReason::TicketDuringBootstrap),
+            (EnrolmentKind::Bootstrap | EnrolmentKind::Restore, None) => {
+                Ok(EnrolmentPlan::Bootstrap { progress, is_recorded: true })
+            }
+            (EnrolmentKind::Bootstrap | EnrolmentKind::Restore, Some(_)) => {
+                Err(FailureReason::TicketDuringBootstrap)
+            }
             (EnrolmentKind::Join(started_with), Some(ticket)) if ticket.digest() == started_with => {
                 Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: true })
             }

@@ -34,6 +34,8 @@ pub enum EnrolmentKind {
     Bootstrap,
     /// The node joins the cluster of this ticket.
     Join(TicketId),
+    /// The node restores a cluster from a snapshot, as its only node.
+    Restore,
 }
 
 /// The record in the journal.
@@ -88,6 +90,9 @@ struct ProgressMessage {
     node: String,
     #[prost(bytes = "vec", tag = "5")]
     cluster: Vec<u8>,
+    /// Without a ticket: true if the node restores a cluster.
+    #[prost(bool, tag = "6")]
+    restore: bool,
 }
 
 impl EnrolmentProgress {
@@ -152,7 +157,7 @@ impl EnrolmentProgress {
     /// Encoded as the state of a step journal.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let ticket = match &self.enrolment_kind {
-            EnrolmentKind::Bootstrap => Vec::new(),
+            EnrolmentKind::Bootstrap | EnrolmentKind::Restore => Vec::new(),
             EnrolmentKind::Join(ticket) => ticket.as_bytes().to_vec(),
         };
         let node = self.node_id.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -163,6 +168,7 @@ impl EnrolmentProgress {
             ticket,
             node,
             cluster,
+            restore: self.enrolment_kind == EnrolmentKind::Restore,
         }
         .encode_to_vec()
     }
@@ -187,6 +193,7 @@ impl EnrolmentProgress {
         // protobuf does not distinguish an empty field from a missing one: emptiness stands for "none" in all
         // three.
         let enrolment_kind = match wire.ticket.as_slice() {
+            [] if wire.restore => EnrolmentKind::Restore,
             [] => EnrolmentKind::Bootstrap,
             digest => {
                 EnrolmentKind::Join(TicketId::from_bytes(digest.try_into().map_err(|_| length("ticket"))?))
@@ -261,9 +268,11 @@ mod tests {
     #[test]
     fn progress_survives_a_round_trip() {
         for done in 0..=EnrolmentStep::RECORDED.len() {
-            for enrolment_kind in
-                [EnrolmentKind::Bootstrap, EnrolmentKind::Join(TicketId::from_bytes([9; 32]))]
-            {
+            for enrolment_kind in [
+                EnrolmentKind::Bootstrap,
+                EnrolmentKind::Restore,
+                EnrolmentKind::Join(TicketId::from_bytes([9; 32])),
+            ] {
                 let one = progress(done, enrolment_kind);
                 let completed = one.completed_steps.clone();
                 assert_eq!(EnrolmentProgress::from_journal(&one.to_bytes(), completed), Ok(one));

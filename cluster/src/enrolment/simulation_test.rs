@@ -219,7 +219,7 @@ impl SimWorld {
             Some(EnrolmentKind::Join(digest)) => SimConfig::Ticket(
                 TICKETS.iter().position(|ticket| ticket.digest() == digest).expect("one of the tickets"),
             ),
-            Some(EnrolmentKind::Bootstrap) | None => SimConfig::Absent,
+            Some(EnrolmentKind::Bootstrap | EnrolmentKind::Restore) | None => SimConfig::Absent,
         };
         self.is_told = true;
         self.run_without_faults();

@@ -18,7 +18,7 @@ pub enum EnrolmentState {
     New,
     /// The node waits for a ticket, or for the permission to bootstrap a cluster.
     Waiting(WaitCause),
-    /// The node bootstraps a cluster.
+    /// The node bootstraps a cluster, or restores one.
     CreatingCluster(EnrolmentRun),
     /// The node joins a cluster.
     Joining {

@@ -19,6 +19,7 @@ use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOpti
 use crate::node::NODES_NAMESPACE;
 use crate::node::{
     ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError,
+    expel_others,
 };
 
 /// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
@@ -118,6 +119,12 @@ impl StepRunner<'_> {
             // From now on the member's own files decide, and the ticket is not read.
             (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
             (StepMode::FirstRun, EnrolmentKind::Bootstrap, _) => StartOptions::new_cluster(name, address),
+            (StepMode::FirstRun, EnrolmentKind::Restore, _) => {
+                let snapshot = self.0.shared.settings.snapshot.clone();
+                let snapshot =
+                    snapshot.ok_or_else(|| StepError::Consensus("no snapshot is configured".into()))?;
+                StartOptions::restore_cluster(name, address, snapshot, input.progress.enrolment_id().to_hex())
+            }
             (StepMode::FirstRun, EnrolmentKind::Join(_), Some(ticket)) => {
                 // Checked again: the node may have got another address since it accepted the ticket.
                 let port = self.0.shared.deps.consensus.peer_port;
@@ -159,6 +166,12 @@ impl StepRunner<'_> {
                 path: self.0.shared.volume_root()?.path().to_owned(),
             });
         };
+        if mode == StepMode::FirstRun && input.progress.enrolment_kind() == EnrolmentKind::Restore {
+            // Before this node has a record: with it, the restore is complete.
+            let this = &node;
+            self.call_member(|running| async move { expel_others(&running, this).await }).await?;
+            self.remove_snapshot().await;
+        }
         let mut roles = NodeRoles::empty();
         // The roles are new, so neither was set before.
         let _ = roles.set_consensus_member(name.clone());
@@ -183,6 +196,19 @@ impl StepRunner<'_> {
         // After the record, by which the issuer knows that the ticket's node has joined.
         self.delete_used_ticket().await;
         Ok(())
+    }
+
+    /// Removes the snapshot that was restored: its keys are in the cluster. A file that remains only takes up space.
+    async fn remove_snapshot(&self) {
+        let Some(snapshot) = self.0.shared.settings.snapshot.clone() else { return };
+        let removed = self.0.run_blocking(move || {
+            let (dir, name) =
+                (snapshot.parent().unwrap_or(&snapshot), snapshot.file_name().unwrap_or_default());
+            Dir::open(dir).and_then(|dir| dir.remove_file(name)).map_err(StepError::volume_root(dir))
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!("remove the restored snapshot: {}", nodekeel_supervisor::Failure::new(error));
+        }
     }
 
     /// Deletes the ticket that this node has joined by. A ticket that remains only takes up namespace, so a
@@ -213,9 +239,24 @@ impl StepRunner<'_> {
             .map_err(StepError::LocalNames)
     }
 
+    /// Calls the cluster for its records, as [`call_member`](Self::call_member).
+    async fn call_cluster<T, Answer>(&self, question: impl Fn(NodeStore) -> Answer) -> Result<T, StepError>
+    where
+        Answer: Future<Output = Result<T, NodeStoreError>>,
+    {
+        let (module, namespace) = NODES_NAMESPACE;
+        self.call_member(|running| {
+            question(NodeStore::new(running.namespaced_kv(module, namespace).expect("fixed names are valid")))
+        })
+        .await
+    }
+
     /// Calls the cluster once the member serves, and retries until it answers: the supervisor may
     /// restart the member at any time. Only the deadline ends the retries.
-    async fn call_cluster<T, Answer>(&self, question: impl Fn(NodeStore) -> Answer) -> Result<T, StepError>
+    async fn call_member<T, Answer>(
+        &self,
+        question: impl Fn(consensus::ClusterAccess) -> Answer,
+    ) -> Result<T, StepError>
     where
         Answer: Future<Output = Result<T, NodeStoreError>>,
     {
@@ -225,11 +266,7 @@ impl StepRunner<'_> {
         loop {
             // Asked anew for each attempt: a handle of an earlier run of the member stays unusable.
             let running = self.wait_serving(&mut status).await?;
-            let (module, namespace) = NODES_NAMESPACE;
-            let kv = running
-                .namespaced_kv(module, namespace)
-                .map_err(|error| StepError::Consensus(error.into()))?;
-            match question(NodeStore::new(kv)).await {
+            match question(running).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_retryable() => {
                     self.0.set_condition(Some(nodekeel_supervisor::Failure::new(error).to_string()));

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, Txn, TxnOp};
+use crate::pki::CaError;
 
 /// The number of times that an update is retried after concurrent changes.
 const UPDATE_ATTEMPTS: usize = 16;
@@ -80,6 +81,9 @@ pub enum NodeStoreError {
         /// The node.
         id: NodeId,
     },
+    /// The certificates of the nodes of a restored cluster could not be revoked.
+    #[error("can't revoke the certificates of the lost nodes of the restored cluster")]
+    Certificates(#[source] CaError),
     /// The cluster has no id: its first node has not finished bootstrapping.
     #[error("the cluster has no id yet: its first node is still bootstrapping")]
     ClusterIdMissing,
@@ -98,6 +102,7 @@ impl NodeStoreError {
                 source.is_retryable() || matches!(source, KvError::Stopped)
             }
             Self::Contended { .. } => true,
+            Self::Certificates(source) => source.is_retryable(),
             Self::Conflict { .. } | Self::NotFound { .. } | Self::Invalid { .. } | Self::ClusterIdMissing => {
                 false
             }

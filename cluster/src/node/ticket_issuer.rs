@@ -14,7 +14,7 @@ use crate::consensus::{ClusterAccess, ClusterMembers, InvalidName, MembershipErr
 use crate::pki::{CaError, CertificateSpec, ClusterCa};
 
 /// The namespace of unused tickets: module and namespace.
-const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
+pub(super) const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
 
 /// Key prefix of the tickets in their namespace.
 const TICKETS_PREFIX: &str = "/golden/";

@@ -23,6 +23,7 @@ use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
 
 use self::check::check_cluster;
+use self::control::StagedSnapshot;
 use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
@@ -30,7 +31,9 @@ use super::network::check_reachable;
 use super::storage::keys::VolumeKeys;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
 use crate::layout::PLACED_IN_MEMORY;
-use crate::layout::{CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, StorageLayout};
+use crate::layout::{
+    CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, RESTORE_FILE, StorageLayout,
+};
 use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
@@ -274,6 +277,11 @@ impl ClusterPlan {
         settings.deadline = self.config.deadline;
         settings.golden_tickets = self.config.golden_tickets;
         settings.bootstrap = self.config.bootstrap;
+        if !self.consensus.is_in_memory() {
+            let snapshot = self.directory.with_file_name(RESTORE_FILE);
+            settings.snapshot = Some(snapshot.clone());
+            node.extensions().insert(StagedSnapshot(snapshot));
+        }
         settings.bootstrap_record = Some(BootstrapRecord::new(&self.bootstrap_record));
         let cluster = ClusterNode::new(deps, settings);
         // The control API, and a program that embeds the node, find the cluster by its type.

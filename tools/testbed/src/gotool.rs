@@ -107,6 +107,7 @@ pub const ETCD: GoTools = GoTools {
     programs: &[
         go_program("etcd", "go.etcd.io/etcd/server/v3"),
         go_program("etcdctl", "go.etcd.io/etcd/etcdctl/v3"),
+        go_program("etcdutl", "go.etcd.io/etcd/etcdutl/v3"),
     ],
     go_mod: include_str!("../tools/etcd/go.mod"),
     go_sum: include_str!("../tools/etcd/go.sum"),

@@ -1,19 +1,21 @@
 //! `cluster`: the node's enrolment, the members of the cluster, join tickets.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use futures_util::{Stream, stream};
 use nodekeel_node::v1::{
     self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, SnapshotClusterRequest,
-    SnapshotClusterResponse, WithdrawGoldenTicketRequest,
+    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, RestoreClusterRequest,
+    SnapshotClusterRequest, SnapshotClusterResponse, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
+use tokio::sync::mpsc;
 use zeroize::Zeroizing;
 
 use super::action::find_runnable;
@@ -32,6 +34,12 @@ const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Timeout of each piece of a snapshot: noded itself waits for etcd.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Timeout of the upload of a snapshot, which a person may feed.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The snapshot is sent in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Timeout of the removal of a node: noded itself repeats its steps for 20 seconds.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -66,6 +74,12 @@ pub(crate) enum ClusterCommand {
     /// All keys of the store as of now, with the CA's private key, by this node's member. The file is whole and verified, or not
     /// written. A person opens it: `age -d -i KEY FILE` prints the snapshot as `etcdctl snapshot save` writes it.
     Snapshot(SnapshotArgs),
+    /// Restore a lost cluster from its snapshot
+    ///
+    /// On a new node that waits for a ticket, at any address. It becomes the only node of that cluster, with every key of the
+    /// snapshot; the others join it by tickets. The former nodes are refused from then on: none of them may run any more.
+    /// `age -d -i KEY FILE | nodectl cluster restore - --yes`. Killed, it goes on, or is repeated.
+    Restore(RestoreArgs),
     /// Remove another node from the cluster
     ///
     /// Also a node that is dead, or that leads. Removes its member, revokes its certificates, and deletes its record. Repeat it
@@ -111,6 +125,15 @@ pub(crate) struct SnapshotArgs {
     /// node.
     #[arg(long, value_name = "age1…")]
     recipient: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// Decrypted snapshot; - for the standard input
+    file: PathBuf,
+    /// The former nodes are lost for good
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -273,6 +296,11 @@ struct SnapshotView {
 }
 
 #[derive(Debug, Serialize)]
+struct RestoreView {
+    restoring: bool,
+}
+
+#[derive(Debug, Serialize)]
 struct RemovedNodeView {
     removed: String,
 }
@@ -309,6 +337,7 @@ impl ClusterCommand {
             Self::Defragment => defragment(api, printer).await,
             Self::Disarm => disarm(api, printer).await,
             Self::Snapshot(args) => snapshot(api, args, printer).await,
+            Self::Restore(args) => restore(api, &args, printer).await,
             Self::Remove(args) => remove_node(api, args, printer).await,
             Self::Replace(args) => replace_node(api, args, printer).await,
             Self::Leave => leave(api, printer).await,
@@ -479,6 +508,49 @@ async fn copy_pieces(
             return Ok((bytes, recipient));
         }
     }
+}
+
+async fn restore(api: &mut ApiClient, args: &RestoreArgs, printer: &mut Printer) -> Result<(), CommandError> {
+    // The standard input may be the snapshot, and so can't answer.
+    if !args.yes {
+        return Err(CommandError::NotAgreed);
+    }
+    let input: Box<dyn Read + Send> = match args.file == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => {
+            let file_error = |source| CommandError::File { path: args.file.clone(), source };
+            Box::new(File::open(&args.file).map_err(file_error)?)
+        }
+    };
+    api.raise_timeout(RESTORE_TIMEOUT);
+    let pieces = stream_pieces(input);
+    api.call(async |client| client.restore_cluster(pieces).await).await?;
+    let text = "the node restores the cluster: `nodectl cluster status` shows its progress";
+    printer.print_result(&RestoreView { restoring: true }, text)
+}
+
+/// The content of a file that may have no end yet. noded finds one that can't be read to its end incomplete.
+fn stream_pieces(mut input: Box<dyn Read + Send>) -> impl Stream<Item = RestoreClusterRequest> + Send {
+    let (sender, receiver) = mpsc::channel(8);
+    // A thread that reads for ever ends with the process.
+    std::thread::spawn(move || {
+        loop {
+            let mut piece = vec![0; PIECE_BYTES];
+            match input.read(&mut piece) {
+                Ok(0) => return,
+                Ok(length) => piece.truncate(length),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => return,
+            }
+            if sender.blocking_send(RestoreClusterRequest { piece }).is_err() {
+                return;
+            }
+        }
+    });
+    stream::unfold(receiver, |mut receiver| async move {
+        let piece = receiver.recv().await?;
+        Some((piece, receiver))
+    })
 }
 
 async fn remove_node(

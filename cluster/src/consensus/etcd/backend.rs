@@ -95,6 +95,36 @@ fn parse_change(revision: &[u8], change: &[u8], key: &[u8]) -> io::Result<Option
     Ok((stored.key == key).then(|| (revision.len() == REVISION_BYTES).then_some(stored.value)))
 }
 
+/// Takes all keys out of a bucket of this database, which no etcd has open: its root page has none from now on. The pages below
+/// it stay as unused room.
+pub(super) fn clear_bucket(file: &File, bucket: &[u8]) -> io::Result<()> {
+    let Some(db) = Db::open(file)? else { return Ok(()) };
+    let mut id = db.root;
+    for _ in 0..MAX_DEPTH {
+        let Some(bytes) = db.page(id)? else { return Ok(()) };
+        match page_flags(&bytes) {
+            Some(BRANCH_PAGE) => match branch_child(&bytes, bucket) {
+                Some(child) => id = child,
+                None => return Ok(()),
+            },
+            Some(LEAF_PAGE) => {
+                let Some((value_at, value)) = leaf_entry(&bytes, bucket) else { return Ok(()) };
+                let page_at = match number(value, 0, 8) {
+                    // A small bucket has its root page in its value.
+                    Some(0) => id * db.page_size + (value_at + BUCKET_HEADER) as u64,
+                    Some(root) => root * db.page_size,
+                    None => return Ok(()),
+                };
+                let none = 0_u16;
+                file.write_all_at(&LEAF_PAGE.to_ne_bytes(), page_at + 8)?;
+                return file.write_all_at(&none.to_ne_bytes(), page_at + 10);
+            }
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
 struct Db<'a> {
     file: &'a File,
     page_size: u64,
@@ -210,10 +240,17 @@ fn page_flags(page: &[u8]) -> Option<u16> {
 }
 
 fn leaf_value(page: &[u8], key: &[u8]) -> Option<Vec<u8>> {
+    leaf_entry(page, key).map(|(_, value)| value.to_vec())
+}
+
+/// The value of a key, and its offset in the page.
+fn leaf_entry<'a>(page: &'a [u8], key: &[u8]) -> Option<(usize, &'a [u8])> {
     for at in elements(page) {
         let (found, value) = leaf_element(page, at)?;
         if found == key {
-            return Some(value.to_vec());
+            // *Source:* `leafPageElement`: the key's position is from the element on, and the value follows it.
+            let position = at + usize::try_from(number(page, at + 4, 4)?).ok()?;
+            return Some((position + found.len(), value));
         }
     }
     None
@@ -288,6 +325,68 @@ mod tests {
             assert!(stored_members(&file).unwrap().is_empty());
             assert_eq!(stored_value(&file, b"clusterVersion").unwrap(), None);
         }
+    }
+
+    const PAGE: usize = 4096;
+
+    /// A leaf page with these keys and values.
+    fn leaf_page(id: u64, entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let header = |flags: u16| [&id.to_ne_bytes()[..], &flags.to_ne_bytes()].concat();
+        let count = (entries.len() as u16).to_ne_bytes();
+        let mut page = [&header(LEAF_PAGE)[..], &count, &[0; 4]].concat();
+        let mut at = entries.len() * ELEMENT;
+        for (index, (key, value)) in entries.iter().enumerate() {
+            for field in [0, at - index * ELEMENT, key.len(), value.len()] {
+                page.extend((field as u32).to_ne_bytes());
+            }
+            at += key.len() + value.len();
+        }
+        entries.iter().for_each(|(key, value)| page.extend([key.as_bytes(), value].concat()));
+        page
+    }
+
+    /// The value of a bucket: its root page is another one, or in the value.
+    fn bucket(root: u64, inline: &[u8]) -> Vec<u8> {
+        [&root.to_ne_bytes()[..], &[0; 8], inline].concat()
+    }
+
+    #[test]
+    fn a_cleared_bucket_has_no_keys_and_the_others_keep_theirs() {
+        let member = || vec![("8e9e05c52164694d", b"{}".to_vec())];
+        let buckets = [
+            ("cluster", bucket(3, &[])),
+            ("members", bucket(0, &leaf_page(0, &member()))),
+            ("members_removed", bucket(4, &[])),
+        ];
+        let mut meta =
+            [MAGIC, 2, PAGE as u32, 0].iter().flat_map(|field| field.to_ne_bytes()).collect::<Vec<_>>();
+        [2_u64, 0, 0, 5, 1].iter().for_each(|field| meta.extend(field.to_ne_bytes()));
+        meta.extend(fnv1a(&meta).to_ne_bytes());
+        let pages = [
+            [&[0; PAGE_HEADER][..], &meta].concat(),
+            Vec::new(),
+            leaf_page(2, &buckets),
+            leaf_page(3, &[("clusterVersion", b"3.4.0".to_vec())]),
+            leaf_page(4, &member()),
+        ];
+        let file = tempfile::tempfile().unwrap();
+        for (index, page) in pages.iter().enumerate() {
+            file.write_all_at(page, (index * PAGE) as u64).unwrap();
+        }
+        file.set_len((pages.len() * PAGE) as u64).unwrap();
+        let removed = || {
+            let db = Db::open(&file).unwrap().unwrap();
+            let (mut values, removed) =
+                (Vec::new(), db.find(db.page(2).unwrap(), b"members_removed").unwrap());
+            db.collect_values(db.bucket_page(&removed.unwrap()).unwrap(), 2, &mut values).unwrap();
+            values.len()
+        };
+        assert_eq!((stored_members(&file).unwrap().len(), removed()), (1, 1));
+        for bucket in ["members", "members_removed", "absent"] {
+            clear_bucket(&file, bucket.as_bytes()).unwrap();
+        }
+        assert_eq!((stored_members(&file).unwrap().len(), removed()), (0, 0));
+        assert_eq!(highest_version(&file).unwrap(), EtcdVersion::parse("3.4.0"));
     }
 
     #[test]

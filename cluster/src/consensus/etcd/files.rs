@@ -21,6 +21,8 @@ nodekeel_localstorage::layout! {
         pub(super) pending_ca: PkiDir = "new_authority", 0o700;
         /// The credentials of this node's own client.
         pub(super) client: PkiDir = "client_pki", 0o700;
+        /// The credentials with which etcd runs alone while a cluster is restored.
+        pub(super) restore_pki: PkiDir = "restore_pki", 0o700;
         /// This host's claim to the member as which it joins.
         pub(super) join_claim: LayoutFile = "join_claim", 0o400;
         /// The version of the etcd that was started last with the data: `3.4` and a line feed.
@@ -111,6 +113,8 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
         }
         // A CA that is still, or again, on the disk may be saved or not: saving it finds out.
         StartMode::Restart => resume_member(files, existing, new, InitialCluster::FromData)?,
+        // Restored: from now on its data is as that of any other member.
+        StartMode::RestoredCluster { .. } => resume_member(files, existing, new, InitialCluster::FromData)?,
         StartMode::NewCluster => prepare_new_cluster(files, &dirs, start, existing, new, has_data)?,
         StartMode::ExistingCluster { peers, credentials, revoked } => {
             let credentials = store_join_credentials(files, start, existing, credentials)?;
@@ -272,6 +276,14 @@ pub(super) fn remove_pending_ca(files: &EtcdDir) -> Result<(), ConsensusError> {
         remove_file(file)?;
     }
     Ok(())
+}
+
+/// Removes the credentials with which etcd ran alone. The key first, as in [`remove_pending_ca`].
+pub(super) fn remove_restore_pki(files: &EtcdDir) -> Result<(), ConsensusError> {
+    let pki = pki_dirs(files)?.restore_pki;
+    let removed =
+        [&pki.key, &pki.certificate, &pki.ca].into_iter().try_for_each(|file| file.remove().map(drop));
+    removed.map_err(ConsensusError::backend("remove the credentials of the restore from the disk"))
 }
 
 /// Stores the credentials of this node's own client.
@@ -467,7 +479,7 @@ fn check_revoked(files: &EtcdDir, pki: &PkiDir, credentials: &Credentials) -> Re
 }
 
 /// Returns whether etcd has ever started to write here.
-fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
+pub(super) fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let listed = files.data.list().map_err(|source| {
         ConsensusError::Credentials(PkiError::Read { directory: files.data.path().to_owned(), source })
     })?;

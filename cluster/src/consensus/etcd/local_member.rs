@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use nodekeel_localstorage::tree::EtcdDir;
+use nodekeel_localstorage::tree::{EtcdDir, PkiDir};
 use nodekeel_supervisor::process::Process;
 
 use super::config::EtcdConfig;
@@ -52,7 +52,7 @@ impl LocalMember<'_> {
         start: StartNumber,
     ) -> Process {
         let list = self.files.peer_crl.path();
-        self.process(initial, version)
+        self.process(&self.files.peer_pki, initial, version)
             .args(["--advertise-client-urls", &start.mark_url(&self.client_url())])
             .arg("--client-crl-file")
             .arg(list)
@@ -61,14 +61,20 @@ impl LocalMember<'_> {
             .args(&self.config.extra_args)
     }
 
+    /// etcd with its data and these credentials, which talks to the holders of certificates by their CA alone, and checks no
+    /// list of revoked ones.
+    pub(super) fn isolated_process(&self, pki: &PkiDir, version: Option<EtcdVersion>) -> Process {
+        let process = self.process(pki, &InitialCluster::FromData, version);
+        process.args(["--advertise-client-urls", &self.client_url()]).args(&self.config.extra_args)
+    }
+
     fn client_url(&self) -> String {
         format!("https://{}", self.client_socket())
     }
 
-    fn process(&self, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
+    fn process(&self, pki: &PkiDir, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
         let LocalMember { config, files, name, .. } = self;
         let (peer, client) = (self.peer_url(), self.client_url());
-        let pki = &files.peer_pki;
         let trusted = pki.ca.path();
         Process::new(&config.binary)
             .args(["--name", name.as_str()])

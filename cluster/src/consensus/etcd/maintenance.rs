@@ -122,6 +122,14 @@ impl StoreMaintenance for EtcdMaintenance {
             (self.clone(), pieces),
             |(maintenance, mut pieces)| async {
                 let piece = maintenance.call(OPERATION, PIECE_TIMEOUT, pieces.message()).await?;
+                // etcd 3.4 sends empty pieces for ever if it can't read its file.
+                if piece.as_ref().is_some_and(|piece| piece.blob().is_empty() && piece.remaining_bytes() > 0)
+                {
+                    let source =
+                        "etcd can't read its database to the end: see the log of root.cluster.consensus.etcd"
+                            .into();
+                    return Err(MembershipError::Rejected { operation: OPERATION, source });
+                }
                 Ok(piece.map(|piece| (piece.blob().to_vec(), (maintenance, pieces))))
             },
         )))

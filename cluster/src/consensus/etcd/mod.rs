@@ -41,6 +41,7 @@ mod maintenance;
 mod members;
 mod peer_client;
 mod promote;
+mod restore;
 mod retry_pause;
 mod start_number;
 mod starts;
@@ -79,7 +80,7 @@ use self::version::EtcdVersion;
 use super::kv::{KeyRange, KvStore};
 use super::{
     ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
-    StartOptions, StatusReporter, StatusWatch,
+    StartMode, StartOptions, StatusReporter, StatusWatch,
 };
 use crate::pki::{CA_CERT_PATH, CaError, ClusterCa, PendingCa, sync_revocation_list};
 
@@ -140,6 +141,11 @@ impl MemberRun<'_> {
     async fn run(&self, start: StartOptions) -> Result<(), Failure> {
         // The files on the disk decide how the member starts.
         let version = EtcdVersion::of_program(&self.member.config.binary).await;
+        if let StartMode::RestoredCluster { snapshot, token } = &start.mode
+            && !self.has_credentials().await?
+        {
+            return self.restore_cluster(snapshot, token, version).await;
+        }
         let mut prepared = self.prepare_files(start, version).await?;
         // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
         // asks its cluster.
@@ -182,6 +188,14 @@ impl MemberRun<'_> {
                 Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
             }
         }
+    }
+
+    /// Returns whether the member was certified by its cluster.
+    async fn has_credentials(&self) -> Result<bool, ConsensusError> {
+        let pki = self.member.files.peer_pki.clone();
+        let loaded = spawn_blocking(move || pki.load_credentials()).await;
+        let loaded = loaded.map_err(ConsensusError::backend("load the member's credentials"))?;
+        loaded.map(|loaded| loaded.is_some()).map_err(ConsensusError::Credentials)
     }
 
     async fn prepare_files(

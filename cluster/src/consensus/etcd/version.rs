@@ -82,33 +82,42 @@ pub(super) fn check_version(
     let recorded = read_record(record)?;
     // Without data, the record is of data that is gone.
     let data = if has_data { recorded.max(database_version(files)?) } else { None };
-    match (version, data) {
-        // The start fails by itself if the program is none.
-        (None, None) => return Ok(()),
-        (None, Some(data)) => {
-            return Err(ConsensusError::EtcdVersionUnknown {
-                binary: binary.to_owned(),
-                data: data.to_string(),
-            });
-        }
-        (Some(version), Some(data)) if !may_start(version, data) => {
-            let (directory, binary) = (files.data.path().to_owned(), binary.to_owned());
-            let (is_older, version, written) = (version < data, version.to_string(), data.to_string());
-            return Err(if is_older {
-                ConsensusError::EtcdDowngrade { binary, version, directory, written }
-            } else {
-                let next = EtcdVersion { minor: data.minor + 1, ..data }.to_string();
-                ConsensusError::EtcdUpgradeTooFar { binary, version, directory, written, next }
-            });
-        }
-        (Some(_), _) => {}
-    }
+    check_may_start(binary, version, files.data.path(), data)?;
     // Before etcd starts: a kill must not leave data that a newer etcd has touched under an older version.
     if let Some(version) = version.filter(|version| recorded != Some(*version)) {
         let written = record.write(format!("{version}\n").as_bytes());
         written.map_err(ConsensusError::backend("record the version of etcd"))?;
     }
     Ok(())
+}
+
+/// Rejects a program that must not start with data of that version.
+///
+/// # Errors
+/// Those of [`check_version`].
+pub(super) fn check_may_start(
+    binary: &Path,
+    version: Option<EtcdVersion>,
+    directory: &Path,
+    data: Option<EtcdVersion>,
+) -> Result<(), ConsensusError> {
+    match (version, data.filter(|data| *data != UNKNOWN_CLUSTER_VERSION)) {
+        (None, Some(data)) => {
+            Err(ConsensusError::EtcdVersionUnknown { binary: binary.to_owned(), data: data.to_string() })
+        }
+        (Some(version), Some(data)) if !may_start(version, data) => {
+            let (directory, binary) = (directory.to_owned(), binary.to_owned());
+            let (is_older, version, written) = (version < data, version.to_string(), data.to_string());
+            Err(if is_older {
+                ConsensusError::EtcdDowngrade { binary, version, directory, written }
+            } else {
+                let next = EtcdVersion { minor: data.minor + 1, ..data }.to_string();
+                ConsensusError::EtcdUpgradeTooFar { binary, version, directory, written, next }
+            })
+        }
+        // The start fails by itself if the program is none.
+        _ => Ok(()),
+    }
 }
 
 /// The recorded version. A damaged record counts as none.

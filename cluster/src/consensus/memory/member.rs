@@ -107,7 +107,10 @@ async fn start_member(
             MemberDisk { cluster, id, pending_ca: Some(Arc::new(cluster_ca)) }
         }
         (None, StartMode::ExistingCluster { .. }) => join_cluster(start, network).await?,
-        (None, StartMode::Restart) => return Err(ConsensusError::NoMember { data: memory_path() }),
+        // There is nothing that could be in a snapshot.
+        (None, StartMode::Restart | StartMode::RestoredCluster { .. }) => {
+            return Err(ConsensusError::NoMember { data: memory_path() });
+        }
     };
     // Kept before it serves: a run that is dropped from here on is resumed by the next.
     *lock_disk(disk) = Some(member.clone());

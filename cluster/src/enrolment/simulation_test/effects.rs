@@ -164,7 +164,7 @@ impl SimWorld {
     ) -> Option<StepOutput> {
         let cluster = match progress.enrolment_kind {
             EnrolmentKind::Bootstrap => ClusterId::from_bytes(progress.enrolment_id.0),
-            EnrolmentKind::Join(_) => OTHERS,
+            EnrolmentKind::Join(_) | EnrolmentKind::Restore => OTHERS,
         };
         let is_recorded = self.has_recorded(EnrolmentStep::Consensus);
         let volume = self.volume.as_mut()?;

@@ -103,7 +103,7 @@ impl SimWorld {
         assert!(self.records.contains(&here), "a node runs that the cluster does not know");
         let expected = match journal.enrolment_kind {
             EnrolmentKind::Bootstrap => ClusterId::from_bytes(membership.enrolment_id.0),
-            EnrolmentKind::Join(_) => OTHERS,
+            EnrolmentKind::Join(_) | EnrolmentKind::Restore => OTHERS,
         };
         assert!(membership.cluster_id == expected || self.is_tampered, "it is in the wrong cluster");
     }

@@ -11,7 +11,7 @@ use rstest::rstest;
 use rustix::process::{Signal, kill_process};
 use testbed::reserve_port;
 
-use super::kills::{FLOWS, KillScenario, RECOVERY_LIMIT};
+use super::kills::{EnrolmentFlow, FLOWS, KillScenario, RECOVERY_LIMIT};
 use super::node_fixture::{NodeFixture, parse_ip};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
 use crate::etcd::etcd_processes;
@@ -67,13 +67,27 @@ fn kill_etcd_later(disks: &Path, delay: Duration) -> JoinHandle<()> {
 async fn a_node_killed_at_any_point_or_whose_etcd_is_killed_there_resumes_as_the_same_node(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
+    kill_at_points(version, &FLOWS).await;
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, etcdctl and go"]
+async fn a_restore_killed_at_any_point_or_whose_etcd_is_killed_there_goes_on_as_the_same_cluster(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    kill_at_points(version, &[EnrolmentFlow::Restore]).await;
+}
+
+/// Kills nodes, and their etcds, at points of these flows.
+async fn kill_at_points(version: EtcdVersion, flows: &[EnrolmentFlow]) {
     let every = match std::env::var(KILLS_ENV).ok().as_deref() {
         Some("all") => 1,
         Some(every) => every.parse().expect("a number, or all"),
         None => DEFAULT_STRIDE,
     };
     let (mut kills, mut slowest) = (0, Duration::ZERO);
-    for (number, flow) in FLOWS.into_iter().enumerate() {
+    for (number, flow) in flows.iter().copied().enumerate() {
         let points = KillScenario::for_flow(flow, || etcd_node(version)).await.kill_points().await;
         for is_node_killed in [true, false] {
             // The flows, the victims and the releases are killed at different points.

@@ -2,13 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nodekeel_cluster::backup::stage_snapshot;
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
+use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase, NodeMembership};
+use nodekeel_cluster::node::ClusterId;
+use nodekeel_localstorage::Dir;
+use tokio::task::JoinHandle as JoinHandleOfTask;
 
 use super::node_fixture::{NodeFixture, NodeRun, error_chain};
 
@@ -21,6 +26,8 @@ pub(super) enum EnrolmentFlow {
     Bootstrap,
     Join,
     Restart,
+    /// Of a cluster that is lost; the store in memory has no snapshots.
+    Restore,
 }
 
 pub(super) const FLOWS: [EnrolmentFlow; 3] =
@@ -34,12 +41,14 @@ pub(super) struct KillScenario {
     first: Option<(NodeFixture, NodeRun)>,
     /// The membership of the victim before the kill.
     before: Option<NodeMembership>,
+    /// The cluster that the victim restores, if it restores one.
+    lost: Option<ClusterId>,
 }
 
 impl KillScenario {
     /// With nodes that can reach each other.
     pub(super) async fn for_flow(flow: EnrolmentFlow, new_node: impl Fn() -> NodeFixture) -> Self {
-        let mut scenario = Self { flow, victim: new_node(), first: None, before: None };
+        let mut scenario = Self { flow, victim: new_node(), first: None, before: None, lost: None };
         let put_kept = async |run: &NodeRun| {
             let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
             kv.put(b"/kept", b"yes").await.expect("put");
@@ -62,6 +71,19 @@ impl KillScenario {
                 put_kept(&run).await;
                 run.stop().await;
                 scenario.before = Some(membership);
+            }
+            EnrolmentFlow::Restore => {
+                let former = new_node();
+                let (run, lost) = former.run_to_running().await;
+                put_kept(&run).await;
+                let victim = &mut scenario.victim;
+                let disk = Dir::open(victim.disks.path()).expect("a disk");
+                let pieces = read_snapshot(&run.node).await;
+                stage_snapshot(&disk, Path::new("snapshot"), pieces).expect("a whole snapshot");
+                run.stop().await;
+                victim.settings.bootstrap = false;
+                victim.settings.snapshot = Some(victim.disks.path().join("snapshot"));
+                scenario.lost = Some(lost.cluster_id);
             }
         }
         scenario
@@ -89,13 +111,27 @@ impl KillScenario {
         };
         let node = ClusterNode::with_test_hook(self.victim.deps(), self.victim.settings.clone(), hook);
         let run = NodeRun::start_once(node);
+        let operator = self.request_restore(&run);
         let _ = run.wait_finished().await;
+        operator.abort();
         let striking = striking.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(striking) = striking {
             tokio::task::spawn_blocking(|| striking.join()).await.expect("joined").expect("it has struck");
         }
         run.stop().await;
         std::mem::take(&mut *points.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// An operator, who asks a node that waits for it to restore the cluster.
+    fn request_restore(&self, run: &NodeRun) -> JoinHandleOfTask<()> {
+        let (node, is_asked) = (run.node.clone(), self.lost.is_some());
+        tokio::spawn(async move {
+            node.wait_phase_left(EnrolmentPhase::New).await;
+            if is_asked {
+                // A run that resumes does not wait.
+                let _ = node.request_restore();
+            }
+        })
     }
 
     /// All kill points of a run.
@@ -118,9 +154,11 @@ impl KillScenario {
         let what = format!("{:?}, killed {killed_at}", self.flow);
         let (left, started_at) = (self.disk_identity(), Instant::now());
         let run = self.victim.start();
+        let operator = self.request_restore(&run);
         let membership =
             run.wait_finished().await.unwrap_or_else(|reason| panic!("{what}: {}", error_chain(reason)));
         let took = started_at.elapsed();
+        operator.abort();
         let (members, nodes) = (run.list_members().await, run.list_records().await);
         let names: BTreeSet<_> = members.iter().filter_map(|member| member.name.clone()).collect();
         let ids: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
@@ -134,6 +172,10 @@ impl KillScenario {
         if let Some((_, first)) = &self.first {
             let cluster = first.node.cluster_identity().expect("a running node").cluster_id;
             assert_eq!(membership.cluster_id, cluster, "{what}: a second cluster");
+        }
+        if let Some(lost) = self.lost {
+            assert_eq!(membership.cluster_id, lost, "{what}: another cluster");
+            assert!(!self.victim.disks.path().join("snapshot").exists(), "{what}: its snapshot is left");
         }
         if self.flow != EnrolmentFlow::Bootstrap {
             let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
@@ -152,6 +194,17 @@ impl KillScenario {
         }
         took
     }
+}
+
+/// A snapshot of the node's cluster.
+pub(crate) async fn read_snapshot(node: &ClusterNode) -> Vec<Vec<u8>> {
+    let maintenance = node.cluster_access().expect("a running node").store_maintenance().expect("an etcd");
+    let mut snapshot = maintenance.snapshot().await.expect("a snapshot");
+    let mut pieces = Vec::new();
+    while let Some(piece) = snapshot.next_piece().await.expect("the next piece") {
+        pieces.push(piece);
+    }
+    pieces
 }
 
 /// Nodes of a network in memory, with an address each.

@@ -8,6 +8,7 @@ mod node_fixture;
 mod rejections;
 mod truncation;
 
+pub(crate) use kills::read_snapshot;
 pub(crate) use node_fixture::{
     MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, parse_ip, peer_url,
 };

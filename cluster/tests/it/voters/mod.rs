@@ -6,4 +6,5 @@ mod history;
 mod joins;
 mod membership;
 mod replacement;
+mod restore;
 mod voter;

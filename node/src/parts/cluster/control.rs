@@ -3,11 +3,11 @@
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::{Stream, TryStreamExt as _, stream};
-use nodekeel_cluster::backup::{Recipient, SnapshotError, encrypt_snapshot};
+use nodekeel_cluster::backup::{Recipient, SnapshotError, encrypt_snapshot, stage_snapshot};
 use nodekeel_cluster::consensus::{
     ClusterAccess, Member, MemberFacts, MemberId, MembershipError, PeerUrl, StoreMaintenance,
     check_defragment, check_disarm,
@@ -18,7 +18,10 @@ use nodekeel_cluster::enrolment::{
 use nodekeel_cluster::node::{
     GoldenTicketIssuer, NodeId, NodeRemovalError, NodeRemover, NodeReplacer, TicketIssueError,
 };
-use tonic::{Code, Status};
+use nodekeel_localstorage::Dir;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tonic::{Code, Status, Streaming};
 
 use super::warnings::{present_warnings, warning_text};
 use crate::config::NodedConfig;
@@ -199,6 +202,51 @@ fn choose_recipient(config: &NodedConfig, given: &str) -> Result<Recipient, Stat
         )),
         (given, _) => given.parse().map_err(|error| Status::invalid_argument(error_chain(&error))),
     }
+}
+
+/// The file of a snapshot that is to be restored.
+#[derive(Clone, Debug)]
+pub(crate) struct StagedSnapshot(pub(crate) PathBuf);
+
+/// Receives a decrypted snapshot, verifies it, and tells the node to restore the cluster from it. An upload that fails
+/// decides nothing.
+pub(crate) async fn restore(
+    cluster: &ClusterNode,
+    staged: Option<StagedSnapshot>,
+    mut pieces: Streaming<v1::RestoreClusterRequest>,
+) -> Result<v1::RestoreClusterResponse, Status> {
+    let Some(StagedSnapshot(path)) = staged else {
+        return Err(Status::failed_precondition("the cluster's store is in memory: it has no snapshots"));
+    };
+    let refused = |refusal: BootstrapRefusal| Status::failed_precondition(error_chain(&refusal));
+    // Before the upload, which may be long. The request checks it again.
+    if let EnrolmentState::New = cluster.current_state() {
+        cluster.wait_phase_left(EnrolmentPhase::New).await;
+    }
+    match cluster.current_state() {
+        EnrolmentState::Waiting(_) => {}
+        other => return Err(refused(BootstrapRefusal::NotWaiting { state: other.phase() })),
+    }
+    let (sender, mut receiver) = mpsc::channel(8);
+    let staging = spawn_blocking(move || {
+        let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
+        let dir = Dir::open(dir).map_err(SnapshotError::Store)?;
+        // Of an upload that was killed.
+        dir.remove_stale_files().map_err(SnapshotError::Store)?;
+        stage_snapshot(&dir, Path::new(name), std::iter::from_fn(|| receiver.blocking_recv()))
+    });
+    // A client that has gone leaves an incomplete snapshot, which is not stored.
+    while let Ok(Some(next)) = pieces.message().await {
+        // A failed writer tells why below.
+        if sender.send(next.piece).await.is_err() {
+            break;
+        }
+    }
+    drop(sender);
+    let staged = staging.await.map_err(|error| Status::internal(error.to_string()))?;
+    staged.map_err(|error| snapshot_status(&error))?;
+    cluster.request_restore().map_err(refused)?;
+    Ok(v1::RestoreClusterResponse {})
 }
 
 fn snapshot_status(error: &SnapshotError) -> Status {

@@ -12,7 +12,7 @@ use nodekeel_supervisor::process::ProcessHandle;
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor, wall_clock_time};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::suggestions::{NameError, resolve_name, unknown_dn_message};
 use super::{log_levels, log_query, streams};
@@ -446,6 +446,14 @@ impl Control for ControlService {
         let request = self.record_action(request, |_| (CLUSTER_DN, "snapshot".into()));
         let file = cluster::snapshot(&self.cluster()?, &self.running.plan().config, &request).await?;
         Ok(Response::new(Box::pin(streams::until_stopped(&self.stop, file).map(Result::flatten))))
+    }
+
+    async fn restore_cluster(
+        &self,
+        request: Request<Streaming<v1::RestoreClusterRequest>>,
+    ) -> Result<Response<v1::RestoreClusterResponse>, Status> {
+        let pieces = self.record_action(request, |_| (CLUSTER_DN, "restore from a snapshot".into()));
+        Ok(Response::new(cluster::restore(&self.cluster()?, self.running.extension(), pieces).await?))
     }
 
     async fn create_golden_ticket(

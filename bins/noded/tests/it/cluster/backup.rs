@@ -3,12 +3,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use testbed::{ScratchDir, command_output, tools};
 
-use super::MemberFixture;
+use super::{MemberFixture, cluster_identity};
+use crate::harness::NodedProcess;
 
 /// A key of age in this directory, and its recipient.
 fn new_key(directory: &Path) -> (PathBuf, String) {
@@ -84,4 +86,79 @@ fn assert_snapshots(member: &MemberFixture) {
 fn age_opens_a_snapshot_which_is_etcds_own_file() {
     assert_snapshots(&MemberFixture::new());
     assert_snapshots(&MemberFixture::new().on_newest_etcd());
+}
+
+/// Tells a node that waits for it to restore the cluster. Once it does, it needs no snapshot any more.
+fn restore(noded: &NodedProcess, snapshot: &str) {
+    let restored = noded.nodectl(&["cluster", "restore", snapshot, "--yes"]);
+    if restored.code != Some(0) {
+        restored
+            .assert_fails(1, "only a node that is Waiting for a ticket can bootstrap or restore a cluster");
+    }
+}
+
+/// Destroys a cluster, and restores it on a blank node that is killed at many moments on the way.
+fn assert_restored(fixture: fn() -> MemberFixture) {
+    let scratch = ScratchDir::new().unwrap();
+    let (key, recipient) = new_key(scratch.path());
+    let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let (file, plain) = (path("snapshot.age"), path("snapshot.db"));
+    let lost = fixture().start_new();
+    let (former, cluster) = cluster_identity(&lost);
+    lost.ask_json(&["cluster", "snapshot", &file, "--recipient", &recipient]);
+    open_snapshot(&key, Path::new(&file));
+    drop(lost);
+
+    let mut blank = fixture();
+    blank.config = blank.config.replace("bootstrap = true", "bootstrap = false");
+    let mut noded = blank.spawn(ScratchDir::new().unwrap());
+    // What is no snapshot, or none that is decrypted, changes nothing; nor does a command without an agreement.
+    let refuse = |file: &str, why: &str| {
+        noded.nodectl(&["cluster", "restore", file, "--yes"]).assert_fails(1, why);
+        assert!(!noded.data().join("data/cluster.restore").exists());
+    };
+    refuse(&file, "the snapshot is encrypted: decrypt it by `age -d -i KEY FILE`");
+    let part = path("part");
+    let whole = fs::read(&plain).unwrap();
+    fs::write(&part, &whole[..whole.len() / 2]).unwrap();
+    refuse(&part, "the snapshot is damaged or incomplete");
+    noded.nodectl(&["cluster", "restore", &plain]).assert_fails(1, "nothing was changed");
+    super::wait_waiting(&noded);
+
+    let mut kills = 0;
+    for round in 0..KILLS {
+        restore(&noded, &plain);
+        #[expect(clippy::disallowed_methods, reason = "it is killed at some moment, not at an event")]
+        std::thread::sleep(KILL_STEP * round);
+        noded = blank.spawn(noded.kill());
+        kills += 1;
+    }
+    println!("killed {kills} times");
+    // As a person types it, if the node has not begun.
+    let mut command = noded.nodectl_command(&["cluster", "restore", "-", "--yes"]);
+    drop(command.stdin(fs::File::open(&plain).unwrap()).stdout(Stdio::null()).stderr(Stdio::null()).status());
+    noded.wait_ready("root.cluster");
+    let (node, restored) = cluster_identity(&noded);
+    assert_eq!(restored, cluster);
+    assert_ne!(node, former);
+    let members = super::list_members(&noded);
+    assert_eq!(members.as_array().map(Vec::len), Some(1), "{members}");
+    assert_eq!(members[0]["name"], node);
+    assert!(!noded.data().join("data/cluster.restore").exists());
+    // It goes on by itself.
+    let noded = blank.restart(noded);
+    assert_eq!(cluster_identity(&noded), (node, cluster));
+    noded.nodectl(&["cluster", "restore", &plain, "--yes"]).assert_fails(1, "only a node that is Waiting");
+    noded.stop();
+}
+
+/// The kills of a restore, each a moment later than the one before.
+const KILLS: u32 = 12;
+const KILL_STEP: Duration = Duration::from_millis(70);
+
+#[test]
+#[ignore = "needs etcd, etcdctl, go and age"]
+fn a_lost_cluster_is_restored_by_a_blank_node_killed_on_the_way() {
+    assert_restored(MemberFixture::new);
+    assert_restored(|| MemberFixture::new().on_newest_etcd());
 }
