@@ -17,14 +17,13 @@ use super::facts::{ClaimKey, ClusterObjects, PendingClaim, PodKey, VolumeFacts, 
 use super::lease::SLOW_ANSWER;
 use super::metrics::AgentMetrics;
 use super::plan::{
-    ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room, most_free,
+    ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room, most_free, no_room_note,
 };
 use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
 use crate::api::writer::ClientHandle;
 use crate::capacity::objects::{DRIVER_LABEL, MANAGER_LABEL};
-use crate::capacity::policy::BinarySize;
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::error_chain::format_chain;
 use crate::identity::{FINALIZER, SELECTED_NODE};
@@ -135,12 +134,7 @@ impl AgentApplier {
                 let Some(most) = class.and_then(|class| most_free(&self.driver, objects, class)) else {
                     return Ok(ActionOutcome::Retry);
                 };
-                format!(
-                    "{reason}: node {} has the most, {}. Delete volumes there or enlarge its disk, and a node takes the claim; or create \
-                     the claim again with a smaller request",
-                    most.node,
-                    BinarySize(most.free)
-                )
+                no_room_note(reason, &most)
             }
             _ => reason.to_string(),
         };

@@ -102,7 +102,7 @@ pub(super) enum UnservedReason {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(super) enum PodProblem {
     /// If the node has room for the other claim, the scheduler reports what keeps the pod from it.
-    #[error("{}", no_room_note(pod, claim, node, others))]
+    #[error("{}", stuck_pod_note(pod, claim, node, others))]
     NoRoom { pod: PodKey, claim: String, node: String, others: Vec<String> },
     #[error(
         "claim {claim} is on node {node}, and claim {other} on node {other_node}: the pod needs both on one node. Create the claims \
@@ -119,7 +119,7 @@ pub(super) enum PodProblem {
 
 /// The note about a pod whose claims don't fit on one node. If the names are so long that it would not fit into an event,
 /// the names before the commands are cut, and not the commands.
-fn no_room_note(pod: &PodKey, claim: &str, node: &str, others: &[String]) -> String {
+fn stuck_pod_note(pod: &PodKey, claim: &str, node: &str, others: &[String]) -> String {
     let what =
         format!("claim {claim} is on node {node}, which has no room for claim {}", others.join(" or "));
     let remedy = format!(
@@ -333,6 +333,24 @@ fn unserved_reason(
 pub(super) struct MostFree {
     pub(super) node: String,
     pub(super) free: Bytes,
+}
+
+/// The note about a claim that no node has room for.
+pub(super) fn no_room_note(reason: &UnservedReason, most: &MostFree) -> String {
+    let remedy = match most.free {
+        // Of a store that is full, or can't be used.
+        Bytes(0) => {
+            "none offers any. Delete volumes, or enlarge a disk; /readyz of each provisionerd says whether its store can be used"
+                .to_owned()
+        }
+        free => format!(
+            "node {} has the most, {}. Delete volumes there or enlarge its disk, and a node takes the claim; or create the \
+             claim again with a smaller request",
+            most.node,
+            BinarySize(free)
+        ),
+    };
+    format!("{reason}: {remedy}")
 }
 
 /// The node of those that could serve a class with immediate binding which has the most space for it. `None` if there is none,

@@ -16,7 +16,7 @@ use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
 use super::plan::{
     ClusterCondition, MostFree, NodeProblem, PodProblem, UnservedReason, VolumeKey, find_conditions,
-    has_room, most_free,
+    has_room, most_free, no_room_note,
 };
 use crate::api::event::MAX_NOTE_BYTES;
 use crate::identity::SELECTED_NODE;
@@ -411,6 +411,8 @@ fn a_claim_that_no_scheduler_places_is_unserved_exactly_if_no_node_that_may_take
         assert_eq!(reasons, expected.map(no_room).into_iter().collect::<Vec<_>>(), "{text}");
         if let Some((node, free)) = expected {
             let most = MostFree { node: node.to_owned(), free: Bytes(free << 30) };
+            let (note, said) = (no_room_note(&reasons[0], &most), if free == 0 { "/readyz" } else { node });
+            assert!(note.contains("for the 4Gi that") && note.contains(said), "{note}");
             assert_eq!(most_free(&driver(), &objects, &class), Some(most), "{text}");
         }
     }
