@@ -1,7 +1,7 @@
 //! Runs containerd as a supervised process and imports preseeded images before any pod needs them.
 //!
 //! The crate pulls nothing from a registry, runs no containers and implements no CRI: containerd does that. It
-//! verifies what it imports by digest. Access to the bundle directory is the operator's decision: every image for
+//! verifies what it imports by digest. Access to the bundle directories is the operator's decision: every image for
 //! this node in it is imported, unless an [`ImagePolicy`] refuses it.
 //!
 //! ```text
@@ -57,8 +57,8 @@
 //!   [`ImageProof`], which also looks at unpacked layers. The runnable runs one after a boot that no ordered stop has
 //!   ended: a power cut.
 //! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
-//!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
-//!   image that no bundle brings any more loses its marks and its pin; it is not removed.
+//!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it, by the order of
+//!   directories and of names. An image that no bundle brings any more loses its marks and its pin; it is not removed.
 //! - Several programs that import into one containerd each have an [`InstanceId`]: none unpins the images of another, or
 //!   discards an import that another has under way.
 //! - No name in an archive is used as a path: names are looked up in maps, and a name with path traversal
@@ -95,6 +95,7 @@ mod image;
 mod image_walk;
 mod import;
 mod instance;
+mod label_names;
 mod layout;
 mod limits;
 mod name;
@@ -132,8 +133,8 @@ pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDi
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{
-    BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImageUpdate, ImageUpdateKind, ImportReason,
-    PreseedPlan, WantedBundles, plan_preseed,
+    BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleDirectory, BundleFingerprint, ImageUpdate,
+    ImageUpdateKind, ImportReason, PreseedPlan, WantedBundles, plan_preseed,
 };
 pub use platform::Platform;
 pub use policy::{AllowList, AllowedImage, ImagePolicy, InvalidAllowedImage, OfferedImage};
@@ -143,7 +144,7 @@ pub use preseed::{
     PreseedReport, ProofKind, RequiredImage, UncomparedImage,
 };
 pub use runsc::runsc_log_reader;
-pub use scan::SkippedEntry;
+pub use scan::{AbsentDirectory, SkippedEntry};
 pub use single_archive::import_archive;
 pub use store::{
     BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob, ReadPace,

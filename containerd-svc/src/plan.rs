@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::image::{Image, Labels};
@@ -33,28 +34,41 @@ pub(crate) const PINNED_LABEL: (&str, &str) = ("io.cri-containerd.pinned", "pinn
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BundleFingerprint(pub Digest);
 
-/// A bundle file in the directory.
+/// One of the directories of bundles.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct BundleDirectory {
+    /// The number of directories before it, whose bundles come first.
+    pub rank: usize,
+    /// The path.
+    pub path: PathBuf,
+}
+
+/// A bundle file in a directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bundle {
-    /// The namespace of its images: the name of its directory.
+    /// The namespace of its images: the name of the directory with the file.
     pub namespace: Namespace,
+    /// The directory with those of the namespaces.
+    pub directory: BundleDirectory,
     /// The file name, such as `pause.tar`.
     pub file: String,
     /// The identity.
     pub fingerprint: BundleFingerprint,
 }
 
-/// The bundles of the directory, and its state.
+/// The bundles of the directories, and the state of those.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WantedBundles {
-    /// The bundles, in the order of namespaces and names: the first one that brings a name owns it.
+    /// The bundles, in the order of namespaces, directories and names: the first one that brings a name owns it.
     pub bundles: Vec<Bundle>,
-    /// Files that exist but could not be read; `None` stands for a whole namespace. What they brought earlier
-    /// stays as it is.
-    pub unreadable: BTreeSet<(Namespace, Option<String>)>,
-    /// The namespaces whose directories were listed. Nothing is known of the others, and what they brought earlier stays:
-    /// a directory that is gone, renamed or not mounted is no deleted bundle.
-    pub listed: BTreeSet<Namespace>,
+    /// Files that exist but could not be read, with the [rank](BundleDirectory::rank) of their directory; `None` stands for a
+    /// whole namespace. What they brought earlier stays as it is.
+    pub unreadable: BTreeSet<(Namespace, usize, Option<String>)>,
+    /// The namespaces whose directories were listed, with the rank of the directory. Nothing is known of the others, and what they
+    /// brought earlier stays: a directory that is gone, renamed or not mounted is no deleted bundle.
+    pub listed: BTreeSet<(Namespace, usize)>,
+    /// The number of directories; 0 counts as one.
+    pub directory_count: usize,
 }
 
 /// The plan of a pass.
@@ -221,10 +235,56 @@ impl BundleMark {
     }
 }
 
+/// A bundle of a namespace, as the key of a mark names it in a plan: those of the first directory by their file alone, the others
+/// by `RANK/FILE`. Where the store has another key, that of a directory which is not known, it comes last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BundleKey<'a> {
+    pub(crate) rank: usize,
+    pub(crate) file: &'a str,
+}
+
+impl<'a> BundleKey<'a> {
+    /// The rank of the bundles of a directory that is not known.
+    pub(crate) const UNKNOWN_RANK: usize = usize::MAX;
+
+    pub(crate) fn parse(text: &'a str) -> Self {
+        let (rank, file) = match text.split_once('/') {
+            None => (Some(0), text),
+            Some((rank, file)) => (rank.parse().ok(), file),
+        };
+        match rank {
+            Some(rank) => Self { rank, file },
+            None => Self { rank: Self::UNKNOWN_RANK, file: text },
+        }
+    }
+
+    pub(crate) fn of_label(key: &'a str) -> Option<Self> {
+        key.strip_prefix(BUNDLE_LABEL_PREFIX).map(Self::parse)
+    }
+}
+
+impl fmt::Display for BundleKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank {
+            0 | Self::UNKNOWN_RANK => f.write_str(self.file),
+            rank => write!(f, "{rank}/{}", self.file),
+        }
+    }
+}
+
 impl Bundle {
+    /// The path of the file.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path.join(self.namespace.as_str()).join(&self.file)
+    }
+
+    pub(crate) fn key(&self) -> BundleKey<'_> {
+        BundleKey { rank: self.directory.rank, file: &self.file }
+    }
+
     /// The key of the mark on its images.
     pub(crate) fn label_key(&self) -> String {
-        format!("{BUNDLE_LABEL_PREFIX}{}", self.file)
+        format!("{BUNDLE_LABEL_PREFIX}{}", self.key())
     }
 
     /// The label with the mark on one of its images.
@@ -289,17 +349,17 @@ pub(crate) fn plan_until(
             images.iter().rev().map(|image| (image.target.digest, &image.target)).collect();
         let plan_image = |image| (!is_canceled()).then(|| files.plan_image(image, &targets));
         let changes: Vec<_> = images.iter().map(plan_image).collect::<Option<_>>()?;
-        let mut owned: BTreeMap<&str, Vec<(&Image, &PlannedImage)>> = BTreeMap::new();
+        let mut owned: BTreeMap<BundleKey<'_>, Vec<(&Image, &PlannedImage<'_>)>> = BTreeMap::new();
         for (image, planned) in images.iter().zip(&changes) {
-            if let Some((file, _)) = &planned.owner {
-                owned.entry(file).or_default().push((image, planned));
+            if let Some((bundle, _)) = planned.owner {
+                owned.entry(bundle).or_default().push((image, planned));
             }
         }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
             if is_canceled() {
                 return None;
             }
-            let owned = owned.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
+            let owned = owned.get(&bundle.key()).map_or(&[][..], Vec::as_slice);
             plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, owned)));
         }
         let change = |(kind, image)| ImageUpdate { namespace: namespace.clone(), kind, image };
@@ -308,22 +368,24 @@ pub(crate) fn plan_until(
     Some(plan)
 }
 
-/// The listed image that keeps a name when this bundle is imported: one of an earlier bundle.
+/// The listed image that keeps a name when this bundle is imported, with its bundle: an earlier one, or that of another
+/// instance, which is not known.
 pub(crate) fn find_name_owner<'a>(
-    wanted: &WantedBundles,
+    wanted: &'a WantedBundles,
     bundle: &Bundle,
     images: &'a [Image],
     name: &str,
-) -> Option<&'a Image> {
+) -> Option<(&'a Image, Option<&'a Bundle>)> {
     let image = images.iter().find(|image| image.name == name)?;
     if has_label(image, PRIOR_LABEL_PREFIX) {
-        return Some(image);
+        return Some((image, None));
     }
     // Only the files that the image has marks of, since this is asked for each name.
     let is_marked = |bundle: &Bundle| image.labels.contains_key(&bundle.label_key());
     let files = BundleFiles::new(wanted, &bundle.namespace, images, false, is_marked);
     let (owner, _) = files.live_marks(image).into_iter().next()?;
-    (owner < bundle.file.as_str()).then_some(image)
+    let mut bundles = wanted.bundles.iter().filter(|other| other.namespace == bundle.namespace);
+    (owner < bundle.key()).then(|| (image, bundles.find(|bundle| bundle.key() == owner)))
 }
 
 fn has_label(image: &Image, prefix: &str) -> bool {
@@ -332,9 +394,9 @@ fn has_label(image: &Image, prefix: &str) -> bool {
 
 /// The files of a namespace, and how far the listed images have them.
 struct BundleFiles<'a> {
-    files: BTreeMap<&'a str, BundleFileState>,
-    /// Nothing is known of the namespace.
-    is_unreadable: bool,
+    files: BTreeMap<BundleKey<'a>, BundleFileState>,
+    /// The ranks of the directories of which nothing is known.
+    unknown: BTreeSet<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -350,11 +412,11 @@ enum BundleFileState {
 }
 
 /// The plan of one image.
-struct PlannedImage {
+struct PlannedImage<'i> {
     /// The change, with the image after it.
     change: Option<(ImageUpdateKind, Image)>,
-    /// The file that owns the name, with the target that it has for it.
-    owner: Option<(String, Digest)>,
+    /// The bundle that owns the name, with the target that it has for it.
+    owner: Option<(BundleKey<'i>, Digest)>,
     /// True if the store has that target.
     is_present: bool,
 }
@@ -368,57 +430,67 @@ impl<'a> BundleFiles<'a> {
         unpack: bool,
         is_included: impl Fn(&Bundle) -> bool,
     ) -> Self {
-        let unreadable = wanted.unreadable.iter().filter(|(of, _)| of == namespace);
-        let pending = |file: &'a Option<String>| Some((file.as_deref()?, BundleFileState::Pending(None)));
-        let mut files: BTreeMap<_, _> = unreadable.clone().filter_map(|(_, file)| pending(file)).collect();
+        let unreadable = wanted.unreadable.iter().filter(|(of, ..)| of == namespace);
+        let pending = |(_, rank, file): &'a (Namespace, usize, Option<String>)| {
+            Some((BundleKey { rank: *rank, file: file.as_deref()? }, BundleFileState::Pending(None)))
+        };
+        let mut files: BTreeMap<_, _> = unreadable.clone().filter_map(pending).collect();
         // Looked up for each bundle, of which there may be as many as images.
-        let mut marked: BTreeMap<&str, Vec<&Image>> = BTreeMap::new();
+        let mut marked: BTreeMap<BundleKey<'_>, Vec<&Image>> = BTreeMap::new();
         for image in images {
-            for file in image.labels.keys().filter_map(|key| key.strip_prefix(BUNDLE_LABEL_PREFIX)) {
-                marked.entry(file).or_default().push(image);
+            for bundle in image.labels.keys().filter_map(|key| BundleKey::of_label(key)) {
+                marked.entry(bundle).or_default().push(image);
             }
         }
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
             if is_included(bundle) {
-                let marked = marked.get(bundle.file.as_str()).map_or(&[][..], Vec::as_slice);
-                files.insert(&bundle.file, BundleFileState::of_bundle(bundle, marked, unpack));
+                let marked = marked.get(&bundle.key()).map_or(&[][..], Vec::as_slice);
+                files.insert(bundle.key(), BundleFileState::of_bundle(bundle, marked, unpack));
             }
         }
-        let is_listed = wanted.listed.contains(namespace);
-        Self { files, is_unreadable: !is_listed || unreadable.clone().any(|(_, file)| file.is_none()) }
+        let mut unknown: BTreeSet<_> =
+            unreadable.filter(|(.., file)| file.is_none()).map(|(_, rank, _)| *rank).collect();
+        let is_unlisted = |rank: &usize| !wanted.listed.contains(&(namespace.clone(), *rank));
+        unknown.extend((0..wanted.directory_count.max(1)).filter(is_unlisted));
+        if !unknown.is_empty() {
+            // It may be one of them.
+            unknown.insert(BundleKey::UNKNOWN_RANK);
+        }
+        Self { files, unknown }
     }
 
-    /// The marks of an image that count, in the order of their files; the target is that of an imported file.
-    fn live_marks<'i>(&self, image: &'i Image) -> Vec<(&'i str, Option<Digest>)> {
+    /// The marks of an image that count, in the order of their bundles; the target is that of an imported one.
+    fn live_marks<'i>(&self, image: &'i Image) -> Vec<(BundleKey<'i>, Option<Digest>)> {
         let marks = image.labels.iter().filter_map(|(key, text)| {
-            let file = key.strip_prefix(BUNDLE_LABEL_PREFIX)?;
+            let bundle = BundleKey::of_label(key)?;
             let mark = text.parse::<BundleMark>().ok();
             if mark.as_ref().is_some_and(|mark| mark.is_copied_to(&image.name)) {
                 return None;
             }
-            match (self.files.get(file), mark) {
+            match (self.files.get(&bundle), mark) {
                 // It keeps what it brought earlier, until its import has succeeded.
-                (Some(BundleFileState::Pending(_)), _) => Some((file, None)),
+                (Some(BundleFileState::Pending(_)), _) => Some((bundle, None)),
                 (Some(BundleFileState::Imported { fingerprint, has_names }), Some(mark))
                     if mark.fingerprint == *fingerprint && mark.image.is_some() == *has_names =>
                 {
-                    Some((file, Some(mark.target)))
+                    Some((bundle, Some(mark.target)))
                 }
                 // Nothing is known of the namespace, so none of its marks is dropped.
-                (None, _) if self.is_unreadable => Some((file, None)),
+                (None, _) if self.unknown.contains(&bundle.rank) => Some((bundle, None)),
                 // The mark is of a file that is gone, or of an earlier content of it.
                 _ => None,
             }
         });
-        marks.collect()
+        let mut marks: Vec<_> = marks.collect();
+        marks.sort_by_key(|(bundle, _)| *bundle);
+        marks
     }
 
     /// The targets are those that the store has.
-    fn plan_image(&self, image: &Image, targets: &BTreeMap<Digest, &Descriptor>) -> PlannedImage {
+    fn plan_image<'i>(&self, image: &'i Image, targets: &BTreeMap<Digest, &Descriptor>) -> PlannedImage<'i> {
         let live = self.live_marks(image);
         let is_dead = |key: &&String| {
-            let file = key.strip_prefix(BUNDLE_LABEL_PREFIX);
-            file.is_some_and(|file| live.iter().all(|(known, _)| *known != file))
+            BundleKey::of_label(key).is_some_and(|bundle| live.iter().all(|(known, _)| *known != bundle))
         };
         let dead: Vec<&String> = image.labels.keys().filter(is_dead).collect();
         let mut changed = image.clone();
@@ -434,7 +506,7 @@ impl<'a> BundleFiles<'a> {
         }
         // A pending file has no known target yet, so that its names are not repointed.
         let owner = live.first().filter(|_| !has_label(image, PRIOR_LABEL_PREFIX));
-        let owner = owner.and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
+        let owner = owner.and_then(|(bundle, target)| Some((*bundle, (*target)?)));
         let mut is_present = true;
         if let Some((_, target)) = &owner
             && *target != image.target.digest
@@ -452,14 +524,14 @@ impl<'a> BundleFiles<'a> {
     }
 
     /// The images are those whose names the bundle owns.
-    fn plan_bundle(&self, bundle: &Bundle, owned: &[(&Image, &PlannedImage)]) -> BundleAction {
-        if let Some(BundleFileState::Pending(Some(reason))) = self.files.get(bundle.file.as_str()) {
+    fn plan_bundle(&self, bundle: &Bundle, owned: &[(&Image, &PlannedImage<'_>)]) -> BundleAction {
+        if let Some(BundleFileState::Pending(Some(reason))) = self.files.get(&bundle.key()) {
             return BundleAction::Import(*reason);
         }
         if owned.iter().any(|(_, planned)| !planned.is_present) {
             return BundleAction::Import(ImportReason::Incomplete);
         }
-        let after = |(image, planned): &(&Image, &PlannedImage)| {
+        let after = |(image, planned): &(&Image, &PlannedImage<'_>)| {
             planned.change.as_ref().map_or_else(|| Image::clone(image), |(_, after)| after.clone())
         };
         BundleAction::Verify(owned.iter().map(after).collect())

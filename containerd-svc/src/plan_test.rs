@@ -8,7 +8,7 @@ fn namespace() -> Namespace {
 
 fn test_bundle(file: &str, content: &str) -> Bundle {
     let fingerprint = BundleFingerprint(Digest::of_content(content.as_bytes()));
-    Bundle { namespace: namespace(), file: file.into(), fingerprint }
+    Bundle { namespace: namespace(), directory: BundleDirectory::default(), file: file.into(), fingerprint }
 }
 
 fn test_image(name: &str, target: &str, labels: Labels) -> Image {
@@ -35,7 +35,7 @@ fn plan(bundles: &[&Bundle], images: &[Image]) -> PreseedPlan {
 
 fn plan_with(bundles: &[&Bundle], images: &[Image], unpack: bool) -> PreseedPlan {
     let bundles = bundles.iter().map(|bundle| (*bundle).clone()).collect();
-    let wanted = WantedBundles { bundles, listed: [namespace()].into(), ..WantedBundles::default() };
+    let wanted = WantedBundles { bundles, listed: [(namespace(), 0)].into(), ..WantedBundles::default() };
     plan_preseed(&wanted, &BTreeMap::from([(namespace(), images.to_vec())]), unpack)
 }
 
@@ -200,7 +200,8 @@ fn an_unreadable_bundle_keeps_what_it_brought() {
     let bundle = test_bundle("a.tar", "1");
     let images = [marked_image("x", "1", &[(&bundle, 1, "1")])];
     for file in [Some("a.tar".to_owned()), None] {
-        let wanted = WantedBundles { unreadable: [(namespace(), file)].into(), ..WantedBundles::default() };
+        let wanted =
+            WantedBundles { unreadable: [(namespace(), 0, file)].into(), ..WantedBundles::default() };
         let listed = BTreeMap::from([(namespace(), images.to_vec())]);
         assert_eq!(plan_preseed(&wanted, &listed, false), PreseedPlan::default());
     }
@@ -244,8 +245,44 @@ fn a_namespace_whose_directory_was_not_listed_keeps_its_images_as_they_are() {
     let listed = BTreeMap::from([(namespace(), images.to_vec())]);
     let mut wanted = WantedBundles::default();
     assert_eq!(plan_preseed(&wanted, &listed, false), PreseedPlan::default(), "absent is not deleted");
-    wanted.listed.insert(namespace());
+    wanted.listed.insert((namespace(), 0));
     assert_eq!(changes(&plan_preseed(&wanted, &listed, false)), [("x", ImageUpdateKind::Unpin)]);
+}
+
+#[test]
+fn a_directory_that_is_absent_keeps_its_names_and_the_first_directory_comes_first() {
+    let of = |rank, content| Bundle {
+        directory: BundleDirectory { rank, ..BundleDirectory::default() },
+        ..test_bundle("z.tar", content)
+    };
+    let (first, second) = (of(0, "1"), of(1, "2"));
+    let later = Bundle { file: "a.tar".into(), ..of(2, "3") };
+    let marks = [(&first, 1, "of 1"), (&second, 1, "of 2"), (&later, 1, "of 3")];
+    let images = [marked_image("x", "of 1", &marks)];
+    let plan = |bundles: &[&Bundle], listed: &[usize]| {
+        let wanted = WantedBundles {
+            bundles: bundles.iter().map(|bundle| (*bundle).clone()).collect(),
+            listed: listed.iter().map(|rank| (namespace(), *rank)).collect(),
+            directory_count: 3,
+            ..WantedBundles::default()
+        };
+        plan_preseed(&wanted, &BTreeMap::from([(namespace(), images.to_vec())]), false)
+    };
+    let verified = |owned: &[Image]| BundleAction::Verify(owned.to_vec());
+    let planned = plan(&[&first, &second, &later], &[0, 1, 2]);
+    assert_eq!(actions(&planned), [verified(&images), verified(&[]), verified(&[])]);
+    // Of those that are absent, nothing is known; one that is listed has no such file any more.
+    for (bundles, listed) in [(vec![&second, &later], &[1, 2][..]), (vec![&later], &[2]), (vec![], &[])] {
+        let planned = plan(&bundles, listed);
+        assert_eq!(actions(&planned), vec![verified(&[]); bundles.len()]);
+        assert_eq!(planned.images, []);
+    }
+    let planned = plan(&[&later], &[0, 1, 2]);
+    assert_eq!(
+        (actions(&planned), changes(&planned)),
+        (vec![INCOMPLETE], vec![("x", ImageUpdateKind::Unmark)])
+    );
+    assert_eq!(changes(&plan(&[], &[0, 1, 2])), [("x", ImageUpdateKind::Unpin)]);
 }
 
 #[test]
@@ -256,7 +293,7 @@ fn an_earlier_bundle_that_has_to_be_imported_keeps_its_names_until_then() {
     assert_eq!(actions(&planned), [CHANGED, BundleAction::Verify(vec![])]);
     assert_eq!(planned.images, []);
     let wanted = WantedBundles { bundles: vec![new, b.clone()], ..WantedBundles::default() };
-    assert_eq!(find_name_owner(&wanted, &b, &images, "x"), Some(&images[0]));
+    assert_eq!(find_name_owner(&wanted, &b, &images, "x"), Some((&images[0], Some(&wanted.bundles[0]))));
     assert_eq!(find_name_owner(&wanted, &wanted.bundles[0], &images, "x"), None);
 }
 
@@ -272,7 +309,7 @@ fn import_in_model(
 ) {
     for (name, target) in names {
         let (name, target) = (format!("n{name}"), format!("t{target}"));
-        let owner = find_name_owner(wanted, bundle, images, &name).map(|image| image.target.clone());
+        let owner = find_name_owner(wanted, bundle, images, &name).map(|(image, _)| image.target.clone());
         let mut image = marked_image(&name, &target, &[(bundle, names.len(), &target)]);
         image.target = owner.unwrap_or(image.target);
         match images.iter_mut().find(|listed| listed.name == name) {
@@ -292,7 +329,7 @@ fn reconcile_in_model(bundles: &BTreeMap<u8, ModelBundle>, images: &mut Vec<Imag
     };
     let bundle_list = bundles.iter().map(of_model).collect();
     let wanted =
-        WantedBundles { bundles: bundle_list, listed: [namespace()].into(), ..WantedBundles::default() };
+        WantedBundles { bundles: bundle_list, listed: [(namespace(), 0)].into(), ..WantedBundles::default() };
     let mut imports = 0;
     loop {
         let listed = BTreeMap::from([(namespace(), images.clone())]);

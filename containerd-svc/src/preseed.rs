@@ -7,7 +7,7 @@ mod retry;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
@@ -18,8 +18,9 @@ use tokio::time::Instant;
 use crate::containerd::ContainerdImages;
 use crate::error::{ImportError, LeftOutImage};
 use crate::import::{MeasuredFiles, error_chain};
+use crate::label_names::LabelNames;
 use crate::plan::{Bundle, ImageUpdate};
-use crate::scan::{self, ScanResult, SkippedEntry};
+use crate::scan::{self, AbsentDirectory, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
 use crate::{Digest, ImagePolicy, ImportLimits, InstanceId, Namespace, Platform};
 
@@ -32,18 +33,18 @@ pub(crate) use retry::retry_pause;
 pub use state::{ImageStage, ImageState};
 use state::{ImageStates, StoredImage};
 
-/// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
+/// Directories of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
 /// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. An image that is damaged, and what
 /// is no image for this node, is left out by name, and the other images of the bundle are imported. Other files are reported
 /// and skipped. If two bundles give one name to different images, it belongs to the first bundle in the order
-/// of names. An image that no bundle brings any more loses its marks and its pin, and stays listed; where the
-/// whole directory is missing or empty, or the directory of a namespace is missing, nothing changes: its disk may not be
+/// of directories and names. An image that no bundle brings any more loses its marks and its pin, and stays listed; where a
+/// whole directory is missing or empty, or the directory of a namespace is missing, nothing of it changes: its disk may not be
 /// mounted. An empty directory of a namespace has no bundles. A copy
 /// of an image with all of its labels, as `ctr images tag` makes it, is none of its bundle's images.
 #[derive(Debug, Clone)]
 pub struct Preseed {
-    bundle_dir: PathBuf,
+    directories: Arc<watch::Sender<Vec<PathBuf>>>,
     target_platform: Platform,
     import_limits: ImportLimits,
     unpacks_layers: bool,
@@ -93,6 +94,8 @@ impl Drop for RunningPasses {
 /// The results of earlier passes, which the clones of a [`Preseed`] share.
 #[derive(Debug, Default)]
 struct PassMemory {
+    /// The directories that this is about.
+    directories: Vec<PathBuf>,
     /// Invalid bundles, which are skipped until they change.
     invalid: BTreeMap<Bundle, BundleFault>,
     /// What bundles with images could not bring.
@@ -101,7 +104,7 @@ struct PassMemory {
     measured: BTreeMap<Bundle, Arc<MeasuredFiles>>,
     /// Unchanged bundles that the log has already.
     logged: BTreeSet<Bundle>,
-    /// The counts of the last complete pass over a directory with bundles.
+    /// The counts of the last complete pass over directories with bundles.
     counts: Option<BundleCounts>,
     states: ImageStates,
     results: BundleResults,
@@ -131,8 +134,8 @@ struct BundleFault {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreseedError {
-    /// The directory is missing, or can't be read: mount its disk, create it, or correct its mode. Images stay as
-    /// they are.
+    /// Every directory is missing, or can't be read: mount their disks, create them, or correct their modes. Images stay as
+    /// they are. The source is the error of the first.
     #[error(
         "can't list the image bundles in the preseed directory: mount its disk, create it, or correct its mode"
     )]
@@ -197,7 +200,9 @@ pub struct PreseedReport {
     pub namespace_failures: Vec<ImageStoreError>,
     /// The required images that no bundle has.
     pub absent: Vec<RequiredImage>,
-    /// True if the directory is empty, like the mount point of a disk that is not mounted: images stay as they
+    /// The directories that are missing, unreadable or empty, unless all are missing: the images of their bundles stay as they are.
+    pub absent_directories: Vec<AbsentDirectory>,
+    /// True if no directory has anything, as the mount points of disks that are not mounted: images stay as they
     /// are. A directory of no bundles has an empty directory of a namespace.
     pub is_empty: bool,
 }
@@ -218,8 +223,15 @@ impl PreseedReport {
         BundleCounts { imported: self.outcomes.len() - failed, failed }
     }
 
-    /// The reasons why bundles are not imported, or not with all images: a line for each, with its path.
+    /// The reasons why directories can't be listed, and why bundles are not imported, or not with all images: a line for each, with its
+    /// path.
     pub fn failures(&self) -> Vec<String> {
+        let directories = self.absent_directories.iter().map(AbsentDirectory::describe);
+        directories.chain(self.bundle_failures()).collect()
+    }
+
+    /// The same, without the directories.
+    pub(crate) fn bundle_failures(&self) -> Vec<String> {
         let store = self.namespace_failures.iter().map(|error| error_chain(error));
         let absent = self.absent.iter().map(|required| format!("{required} is required, and in no bundle"));
         self.outcomes.iter().filter_map(BundleOutcome::failure).chain(store).chain(absent).collect()
@@ -247,7 +259,7 @@ impl BundleOutcome {
                 let first = faults.first()?;
                 let more =
                     if faults.len() > 1 { format!(", and {} more", faults.len() - 1) } else { String::new() };
-                Some(format!("{}/{} without the image {first}{more}", bundle.namespace, bundle.file))
+                Some(format!("{} without the image {first}{more}", bundle.path().display()))
             }
         }
     }
@@ -257,7 +269,7 @@ impl Preseed {
     /// Preseeds the bundles below a directory: for this machine's platform, not unpacked, and pinned.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
-            bundle_dir: directory.into(),
+            directories: Arc::new(watch::channel(vec![directory.into()]).0),
             target_platform: Platform::of_build_target(),
             import_limits: ImportLimits::default(),
             unpacks_layers: false,
@@ -273,6 +285,15 @@ impl Preseed {
             #[cfg(feature = "client")]
             snapshotter: Arc::default(),
         }
+    }
+
+    /// Adds a directory after the others. An image that two bring belongs to the first of them.
+    #[must_use]
+    pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        let mut directories = self.directories();
+        directories.push(directory.into());
+        self.directories = Arc::new(watch::channel(directories).0);
+        self
     }
 
     /// Sets the platform. Default: [`Platform::of_build_target`].
@@ -357,13 +378,25 @@ impl Preseed {
         self.problem.send_replace(problem);
     }
 
-    /// The directory of bundles.
-    pub fn bundle_dir(&self) -> &Path {
-        &self.bundle_dir
+    /// The directories of bundles, in their order. Clones of this value share them.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        self.directories.borrow().clone()
     }
 
-    fn bundle_path(&self, bundle: &Bundle) -> PathBuf {
-        self.bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file)
+    /// Replaces the directories: at once where the runnable imports them, else from the next pass on. What the bundles of a directory that
+    /// is not among them have brought is unpinned.
+    pub fn set_directories(&self, directories: Vec<PathBuf>) {
+        self.directories.send_if_modified(|known| {
+            let is_changed = *known != directories;
+            *known = directories;
+            is_changed
+        });
+    }
+
+    /// Notifies of other directories.
+    #[cfg(feature = "client")]
+    pub(crate) fn watch_directories(&self) -> watch::Receiver<Vec<PathBuf>> {
+        self.directories.subscribe()
     }
 
     /// The number of bundles that the last complete pass over a directory with bundles has left imported, and not;
@@ -372,7 +405,7 @@ impl Preseed {
         self.lock_memory().counts
     }
 
-    /// The state of each image of the bundles, in the order of namespaces and bundles. Clones of this value share it.
+    /// The state of each image of the bundles, in the order of namespaces, directories and bundles. Clones of this value share it.
     pub fn image_states(&self) -> Vec<ImageState> {
         self.lock_memory().states.list()
     }
@@ -411,38 +444,36 @@ impl Preseed {
         scope: PassScope,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
     ) -> Result<PreseedReport, PreseedError> {
-        let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
-            tracing::warn!("{} is empty: images stay as they are", self.bundle_dir.display());
+        let directories = self.directories();
+        self.lock_memory().begin_directories(&directories);
+        let ScanResult { wanted, skipped, failed, absent } = scan_bundles(&directories).await?;
+        for absent in &absent {
+            tracing::warn!("{}", absent.describe());
+        }
+        if absent.len() == directories.len() {
             // No bundle is waited for.
             drop(processed.map(|processed| processed.send(Vec::new())));
-            return Ok(PreseedReport { is_empty: true, ..PreseedReport::default() });
-        };
+            let absent_directories = absent;
+            return Ok(PreseedReport { is_empty: true, absent_directories, ..PreseedReport::default() });
+        }
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
         let kept = {
             let mut memory = self.lock_memory();
-            memory.states.begin_pass(&wanted);
+            memory.states.begin_pass(&wanted, &directories);
             memory.results.begin_pass(&wanted);
             if scope == PassScope::Due { memory.results.list_kept() } else { BTreeMap::new() }
         };
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let mut report = PreseedPass::new(self, store, wanted, kept, processed).run().await?;
+        let labels = LabelNames::new(self.instance.clone(), &directories);
+        let mut report = PreseedPass::new(self, store, labels, wanted, kept, processed).run().await?;
         outcomes.append(&mut report.outcomes);
-        let report = PreseedReport { outcomes, skipped, ..report };
+        let report = PreseedReport { outcomes, skipped, absent_directories: absent, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.
         self.lock_memory().counts = Some(report.bundle_counts());
         Ok(report)
-    }
-
-    async fn scan_bundles(&self) -> Result<Option<ScanResult>, PreseedError> {
-        let directory = self.bundle_dir.clone();
-        // The scan reads parts of every bundle, and all headers of uncompressed ones.
-        let scanned = spawn_blocking(move || scan::scan_bundles(&directory)).await;
-        scanned
-            .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
-            .map_err(PreseedError::ListBundles)
     }
 
     /// How much of the content was compared with its digests, and how much is to be, in bytes, while the runnable of the
@@ -558,36 +589,47 @@ impl Preseed {
     fn log_outcome(&self, outcome: &BundleOutcome) {
         match outcome {
             BundleOutcome::Imported { bundle, images, left_out } => {
-                tracing::info!("preseeded {} into {}: {}", bundle.file, bundle.namespace, images.join(","));
+                tracing::info!("preseeded {}: {}", bundle.path().display(), images.join(","));
                 left_out.iter().for_each(|image| log_left_out(bundle, image));
             }
             BundleOutcome::Unchanged { bundle, images, left_out } => {
                 if self.lock_memory().logged.insert(bundle.clone()) {
-                    tracing::info!(
-                        "{} in {} is unchanged: {}",
-                        bundle.file,
-                        bundle.namespace,
-                        images.join(",")
-                    );
+                    tracing::info!("{} is unchanged: {}", bundle.path().display(), images.join(","));
                     left_out.iter().for_each(|image| log_left_out(bundle, image));
                 }
             }
-            BundleOutcome::KnownInvalid { bundle, .. } => tracing::warn!(
-                "{} in {} is still invalid and was not read again",
-                bundle.file,
-                bundle.namespace
-            ),
+            BundleOutcome::KnownInvalid { bundle, .. } => {
+                tracing::warn!("{} is still invalid and was not read again", bundle.path().display());
+            }
             BundleOutcome::Delayed { .. } => {}
             BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
         }
     }
 }
 
+impl PassMemory {
+    /// Forgets what is known of other directories.
+    fn begin_directories(&mut self, directories: &[PathBuf]) {
+        if self.directories != directories {
+            *self = Self { directories: directories.to_vec(), ..Self::default() };
+        }
+    }
+}
+
+async fn scan_bundles(directories: &[PathBuf]) -> Result<ScanResult, PreseedError> {
+    let directories = directories.to_owned();
+    // The scan reads parts of every bundle, and all headers of uncompressed ones.
+    let scanned = spawn_blocking(move || scan::scan_directories(&directories)).await;
+    scanned
+        .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
+        .map_err(PreseedError::ListBundles)
+}
+
 /// Logs what a bundle could not bring, besides its images.
 fn log_left_out(bundle: &Bundle, image: &LeftOutImage) {
-    let Bundle { namespace, file, .. } = bundle;
+    let path = bundle.path();
     match image.is_foreign() {
-        true => tracing::info!("{file} in {namespace} has what this node does not run: {image}"),
-        false => tracing::error!("{file} in {namespace} is imported without the image {image}"),
+        true => tracing::info!("{} has what this node does not run: {image}", path.display()),
+        false => tracing::error!("{} is imported without the image {image}", path.display()),
     }
 }

@@ -10,7 +10,8 @@ use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind, FileOperation, Trust
 use crate::archive::read_outline;
 use crate::digest::DigestHasher;
 use crate::error::ImportError;
-use crate::plan::{Bundle, BundleFingerprint, WantedBundles};
+use crate::import::error_chain;
+use crate::plan::{Bundle, BundleDirectory, BundleFingerprint, WantedBundles};
 use crate::{Digest, Namespace};
 
 /// The suffixes of bundle file names.
@@ -40,21 +41,82 @@ pub(crate) struct ScanResult {
     pub(crate) skipped: Vec<SkippedEntry>,
     /// Bundles and namespaces that cannot be opened.
     pub(crate) failed: Vec<ImportError>,
+    /// The directories that say nothing of their bundles: their disks may not be mounted.
+    pub(crate) absent: Vec<AbsentDirectory>,
 }
 
-/// Scans the directory; `None` if it is empty, like the mount point of a disk that is not mounted, which does not
-/// mean that there are no bundles. Links to files are followed, links to directories are not.
-pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error> {
+/// A directory of bundles that is missing, unreadable, or empty like the mount point of a disk that is not mounted. Nothing is known of
+/// its bundles, and their images stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AbsentDirectory {
+    /// The path.
+    pub path: PathBuf,
+    /// The reason; `None` if it is empty.
+    pub reason: Option<String>,
+}
+
+impl AbsentDirectory {
+    /// What is wrong, and what to do.
+    pub(crate) fn describe(&self) -> String {
+        let path = self.path.display();
+        match &self.reason {
+            Some(reason) => format!(
+                "can't list the bundles in the preseed directory {path}: {reason}: mount its disk, create it, or correct its mode"
+            ),
+            None => format!(
+                "the preseed directory {path} is empty, so images stay as they are: mount its disk, or put bundles or a \
+                 directory named after a namespace into it"
+            ),
+        }
+    }
+}
+
+/// Scans the directories, in their order.
+///
+/// # Errors
+/// That of the first one if none can be read.
+pub(crate) fn scan_directories(directories: &[PathBuf]) -> Result<ScanResult, Error> {
     let mut found = ScanResult::default();
-    let top = Dir::open(directory)?;
+    found.wanted.directory_count = directories.len();
+    let mut first_error = None;
+    for (rank, path) in directories.iter().enumerate() {
+        let directory = BundleDirectory { rank, path: path.clone() };
+        let reason = match scan_bundles(&directory, &mut found) {
+            Ok(true) => continue,
+            Ok(false) => None,
+            Err(error) => {
+                let reason = error_chain(&error);
+                first_error.get_or_insert(error);
+                Some(reason)
+            }
+        };
+        found.absent.push(AbsentDirectory { path: path.clone(), reason });
+    }
+    // One name belongs to the first bundle of its namespace.
+    found.wanted.bundles.sort();
+    match first_error {
+        Some(error)
+            if found.absent.iter().all(|absent| absent.reason.is_some())
+                && found.absent.len() == directories.len() =>
+        {
+            Err(error)
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Scans a directory; false if it is empty, like the mount point of a disk that is not mounted, which does not
+/// mean that there are no bundles. Links to files are followed, links to directories are not.
+fn scan_bundles(directory: &BundleDirectory, found: &mut ScanResult) -> Result<bool, Error> {
+    let top = Dir::open(&directory.path)?;
     // An image that another user put there would run with the rights of the pods that use it.
     top.check_owner_and_parents().map_err(|error| refuse(&top, error))?;
     let entries = top.list()?;
     if entries.is_empty() {
-        return Ok(None);
+        return Ok(false);
     }
     for entry in entries {
-        let path = directory.join(entry.name.as_os_str());
+        let path = directory.path.join(entry.name.as_os_str());
         match parse_namespace(&entry) {
             // An unreadable namespace does not affect the others.
             Ok(Some(namespace)) => {
@@ -62,16 +124,17 @@ pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error
                     dir.check_owner().map_err(|error| refuse(&dir, error))?;
                     Ok(dir)
                 });
-                if let Err(source) = opened.and_then(|dir| scan_namespace(&dir, &namespace, &mut found)) {
+                if let Err(source) = opened.and_then(|dir| scan_namespace(&dir, &namespace, directory, found))
+                {
                     found.failed.push(ImportError::Open { path, source });
-                    found.wanted.unreadable.insert((namespace, None));
+                    found.wanted.unreadable.insert((namespace, directory.rank, None));
                 }
             }
             Ok(None) => {}
             Err(why) => found.skipped.push(SkippedEntry { path, reason: why }),
         }
     }
-    Ok(Some(found))
+    Ok(true)
 }
 
 fn refuse(dir: &Dir, error: TrustError) -> Error {
@@ -90,9 +153,14 @@ fn parse_namespace(entry: &DirEntry) -> Result<Option<Namespace>, &'static str> 
     valid.map(Some).ok_or("not a valid namespace name")
 }
 
-fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult) -> Result<(), Error> {
+fn scan_namespace(
+    directory: &Dir,
+    namespace: &Namespace,
+    of: &BundleDirectory,
+    found: &mut ScanResult,
+) -> Result<(), Error> {
     let entries = directory.list()?;
-    found.wanted.listed.insert(namespace.clone());
+    found.wanted.listed.insert((namespace.clone(), of.rank));
     for entry in entries {
         let path = directory.path().join(entry.name.as_os_str());
         let Some(file) = entry.name.as_os_str().to_str() else {
@@ -119,11 +187,14 @@ fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult
         });
         let (namespace, file) = (namespace.clone(), file.to_owned());
         match opened {
-            Ok(fingerprint) => found.wanted.bundles.push(Bundle { namespace, file, fingerprint }),
+            Ok(fingerprint) => {
+                let directory = of.clone();
+                found.wanted.bundles.push(Bundle { namespace, directory, file, fingerprint });
+            }
             Err(source) => {
                 found.failed.push(ImportError::Open { path, source });
                 // The images that it brought earlier keep their marks.
-                found.wanted.unreadable.insert((namespace, Some(file)));
+                found.wanted.unreadable.insert((namespace, of.rank, Some(file)));
             }
         }
     }
@@ -136,8 +207,8 @@ pub(crate) fn repository_name(file: &str) -> Option<&str> {
 }
 
 /// Opens the current file of a bundle.
-pub(crate) fn open_bundle(directory: &Path, bundle: &Bundle) -> Result<File, Error> {
-    open_linked_file(&Dir::open(directory)?.open_dir(bundle.namespace.as_str())?, &bundle.file)
+pub(crate) fn open_bundle(bundle: &Bundle) -> Result<File, Error> {
+    open_linked_file(&Dir::open(&bundle.directory.path)?.open_dir(bundle.namespace.as_str())?, &bundle.file)
 }
 
 /// Opens a regular file, also behind links, which the operator put there. Nothing else is opened: a link to a
@@ -213,10 +284,22 @@ mod tests {
 
     use super::*;
 
+    fn scan(directory: &Path) -> Result<ScanResult, Error> {
+        scan_directories(&[directory.to_owned()])
+    }
+
     #[test]
     fn a_missing_directory_is_an_error_and_an_empty_one_says_nothing() {
-        assert!(scan_bundles(Path::new("/nowhere/at/all")).expect_err("it is missing").is_not_found());
-        assert!(scan_bundles(tempfile::tempdir().expect("created").path()).expect("listed").is_none());
+        let (empty, missing) = (tempfile::tempdir().expect("created"), Path::new("/nowhere/at/all"));
+        assert!(scan(missing).expect_err("it is missing").is_not_found());
+        let found = scan(empty.path()).expect("listed");
+        assert!(found.absent[0].reason.is_none() && found.wanted.listed.is_empty());
+        // One of several that is missing says nothing of its bundles.
+        let both = [missing.to_owned(), empty.path().to_owned()];
+        let found = scan_directories(&both).expect("one is listed");
+        let absent: Vec<_> =
+            found.absent.iter().map(|absent| (&absent.path, absent.reason.is_some())).collect();
+        assert_eq!(absent, [(&both[0], true), (&both[1], false)]);
     }
 
     #[test]
@@ -227,12 +310,12 @@ mod tests {
         fs::write(namespace.join("a.tar"), "").expect("written");
         let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("set");
         open(&namespace);
-        let found = scan_bundles(&top).expect("listed").expect("it exists");
+        let found = scan(&top).expect("listed");
         let says = |error: &dyn std::error::Error| error.source().expect("a cause").to_string();
         assert!(found.wanted.bundles.is_empty(), "{:?}", found.wanted.bundles);
         assert!(says(&found.failed[0]).starts_with("can't open"), "{:?}", found.failed);
         open(&top);
-        let error = says(&scan_bundles(&top).expect_err("others can write"));
+        let error = says(&scan(&top).expect_err("others can write"));
         assert!(error.contains(&format!("type: chmod go-w {}", top.display())), "{error}");
     }
 
@@ -250,7 +333,7 @@ mod tests {
         }
         symlink(at("k8s.io/b.tar"), at("k8s.io/link.tar")).expect("linked");
         symlink(at("k8s.io"), at("link")).expect("linked");
-        let found = scan_bundles(scratch.path()).expect("listed").expect("it exists");
+        let found = scan(scratch.path()).expect("listed");
         let files: Vec<_> = found.wanted.bundles.iter().map(|bundle| bundle.file.as_str()).collect();
         assert_eq!(files, ["a.tar.zst", "b.tar", "link.tar"]);
         let skipped: Vec<_> = found.skipped.iter().map(|entry| entry.path.clone()).collect();

@@ -327,6 +327,14 @@ fn a_service_can_depend_on_the_images() {
     let config = format!("services.containerd = {{ preseed = \"/images\", reserve = 0 }}\n{service}");
     let config = parse_config(&config).expect("it is enabled");
     assert_eq!(config.services.containerd.reserve, Some(Bytes(0)));
+    assert_eq!(config.services.containerd.preseed, [Path::new("/images")]);
+    let several = parse_config("services.containerd.preseed = [\"/b\", \"/a\"]").expect("a list");
+    assert_eq!(several.services.containerd.preseed, [Path::new("/b"), Path::new("/a")]);
+    assert_rejected([
+        ("services.containerd.preseed = [\"/a\", \"/a/\"]".into(), "has /a/ twice"),
+        ("services.containerd.preseed = [\"a\"]".into(), "services.containerd.preseed"),
+        ("services.containerd.preseed = 1".into(), "a list like"),
+    ]);
 }
 
 #[test]

@@ -28,6 +28,8 @@ mod prepared_runnable;
 use std::any::Any;
 use std::fmt;
 
+use tonic::Extensions;
+
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 
 pub use crate::control::ControlServices;
@@ -103,6 +105,19 @@ pub trait PlannedRunnable: Any + fmt::Debug + fmt::Display + Send + Sync {
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
         let _ = new;
         None
+    }
+
+    /// Returns whether `new`, which is not the same, differs only in what [`apply`](Self::apply) changes while this one runs: nothing
+    /// restarts then. Default: no.
+    fn is_applicable(&self, new: &dyn PlannedRunnable) -> bool {
+        let _ = new;
+        false
+    }
+
+    /// Applies this plan to the runnable of the former one, which runs on, by what its part has put into the
+    /// [extensions](NodePreparation::extensions). Default: nothing.
+    fn apply(&self, extensions: &Extensions) {
+        let _ = extensions;
     }
 }
 

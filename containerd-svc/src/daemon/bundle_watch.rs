@@ -1,4 +1,4 @@
-//! Watches the directory of the bundles.
+//! Watches the directories of the bundles.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -29,14 +29,14 @@ const PATH_CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::MASK_ADD);
 
-/// Changes of a directory of bundles, and of the namespaces in it, from now on; also that it is created, replaced or mounted. What
+/// Changes of directories of bundles, and of the namespaces in them, from now on; also that one is created, replaced or mounted. What
 /// links point to is not watched.
 #[derive(Debug)]
 pub(super) struct BundleWatch {
     events: AsyncFd<OwnedFd>,
     mounts: AsyncFd<OwnedFd>,
     watched: Vec<WatchedDirectory>,
-    /// What the paths of the directory and its namespaces led to.
+    /// What the paths of the directories and their namespaces led to.
     found: Vec<(PathBuf, Option<FileId>)>,
 }
 
@@ -56,8 +56,8 @@ struct FileId {
 }
 
 impl BundleWatch {
-    /// The directory may be missing. It blocks.
-    pub(super) fn new(directory: &Path) -> io::Result<Self> {
+    /// The directories may be missing. It blocks.
+    pub(super) fn new(directories: &[PathBuf]) -> io::Result<Self> {
         let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         // Before the paths are looked up: a mount after that is a change.
         // *Source:* proc_pid_mountinfo(5): a change of the mounts is an exceptional condition of the file.
@@ -76,21 +76,23 @@ impl BundleWatch {
                 Err(error) => Err(io::Error::from(error)),
             }
         };
-        // From the top: what is created after the directory above it was watched is an event.
-        let mut below: Vec<_> = directory.ancestors().filter(|path| path.file_name().is_some()).collect();
-        below.reverse();
-        for path in below {
-            if let Some(above) = path.parent() {
-                add(above, path.file_name())?;
+        for directory in directories {
+            // From the top: what is created after the directory above it was watched is an event.
+            let mut below: Vec<_> = directory.ancestors().filter(|path| path.file_name().is_some()).collect();
+            below.reverse();
+            for path in below {
+                if let Some(above) = path.parent() {
+                    add(above, path.file_name())?;
+                }
             }
-        }
-        found.push((directory.to_owned(), find_file_id(directory)));
-        if add(directory, None)? {
-            for entry in std::fs::read_dir(directory)? {
-                let path = entry?.path();
-                add(&path, None)?;
-                let id = find_file_id(&path);
-                found.push((path, id));
+            found.push((directory.clone(), find_file_id(directory)));
+            if add(directory, None)? {
+                for entry in std::fs::read_dir(directory)? {
+                    let path = entry?.path();
+                    add(&path, None)?;
+                    let id = find_file_id(&path);
+                    found.push((path, id));
+                }
             }
         }
         let events = watch_descriptor(events, Interest::READABLE)?;
@@ -189,8 +191,9 @@ mod tests {
         let top = above.join("images");
         fs::create_dir_all(top.join("k8s.io")).expect("created");
         let at = |name: &str| top.join("k8s.io").join(name);
-        let watch = || BundleWatch::new(&top).expect("watched");
-        let changes: [&dyn Fn() -> io::Result<()>; 10] = [
+        let watch =
+            || BundleWatch::new(&[scratch.path().join("missing/images"), top.clone()]).expect("watched");
+        let changes: [&dyn Fn() -> io::Result<()>; 11] = [
             &|| fs::write(at("a.tar"), "x"),
             &|| fs::rename(at("a.tar"), at("b.tar")),
             &|| symlink(&outside, at("link.tar")),
@@ -202,6 +205,7 @@ mod tests {
             &|| fs::create_dir(&above),
             &|| fs::create_dir(&top),
             &|| fs::create_dir(top.join("k8s.io")),
+            &|| fs::create_dir(scratch.path().join("missing")),
         ];
         for change in changes {
             let watch = watch();

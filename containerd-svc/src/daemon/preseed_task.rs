@@ -20,6 +20,7 @@ use crate::preseed::{
     BundleOutcome, ImageProof, ImageStage, PassScope, Preseed, PreseedError, PreseedReport, ProofKind,
     retry_pause,
 };
+use crate::scan::AbsentDirectory;
 use crate::store::ReadPace;
 use crate::{DiskReserve, Image, ImageStore as _, ImageStoreError, ImportError, Namespace};
 
@@ -109,12 +110,14 @@ impl PreseedTask {
         let (mut limit, mut retries, mut scope) = (ReimportLimit::default(), 0, PassScope::All);
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
+        let mut directories = self.preseed.watch_directories();
         let (mut is_ready, mut last) = (false, PassResult::default());
         // Until a pass has read the directory, nothing is known of its bundles.
         last.report.is_empty = true;
         let _running = self.preseed.begin_run();
         loop {
-            // Before the pass: a bundle that is replaced while it is read is taken by the next one.
+            // Before the pass: a bundle that is replaced while it is read is taken by the next one, and so are other directories.
+            directories.mark_unchanged();
             let watch = self.watch_bundles().await;
             self.preseed.begin_pass();
             let problem = match self.import_bundles(&store, ctx, scope, &mut is_ready).await {
@@ -168,6 +171,8 @@ impl PreseedTask {
                     continue;
                 }
                 () = self.preseed.wait_request() => continue,
+                // The sender is alive as long as this value.
+                Ok(()) = directories.changed() => continue,
                 // What no bundle names is not compared: its disk may not be mounted yet.
                 () = self.prove_images(&store, &last.report, &mut proof), if !last.report.is_empty => continue,
             };
@@ -187,6 +192,7 @@ impl PreseedTask {
                 restored = wait_restored(&store, &mut events, &last.report) => restored?,
                 changed = wait_changed(watch.as_ref()) => changed?,
                 () = self.preseed.wait_request() => {}
+                Ok(()) = directories.changed() => {}
                 () = sleep_until(due) => limit.record_import(due),
             }
         }
@@ -194,14 +200,13 @@ impl PreseedTask {
 
     /// Watches the bundles; `None` if they can't be watched.
     async fn watch_bundles(&self) -> Option<BundleWatch> {
-        let directory = self.preseed.bundle_dir().to_owned();
-        let watch = spawn_blocking(move || BundleWatch::new(&directory));
+        let directories = self.preseed.directories();
+        let watch = spawn_blocking(move || BundleWatch::new(&directories));
         match watch.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic())) {
             Ok(watch) => Some(watch),
             Err(error) => {
-                let directory = self.preseed.bundle_dir().display();
                 tracing::warn!(
-                    "new bundles in {directory} are imported at the next restart only: can't watch it: {error}"
+                    "new bundles are imported at the next restart only: can't watch the preseed directories: {error}"
                 );
                 None
             }
@@ -332,13 +337,6 @@ impl PreseedTask {
 
     /// The reason why not all images are there.
     fn find_problem(&self, PassResult { report, unlisted, .. }: &PassResult) -> Option<String> {
-        if report.is_empty {
-            return Some(format!(
-                "the preseed directory {} is empty, so images stay as they are: mount its disk, or put bundles or a \
-                 directory named after a namespace into it",
-                self.preseed.bundle_dir().display()
-            ));
-        }
         describe_failures(report, unlisted).or_else(|| self.find_damaged())
     }
 }
@@ -549,10 +547,11 @@ async fn wait_listed(
     }
 }
 
-/// Names the bundles that are not imported, and the images that the CRI does not list, if there are any.
+/// Names the directories that are absent, the bundles that are not imported, and the images that the CRI does not list, if there are any.
 fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Option<String> {
-    let (failures, unlisted) = (report.failures(), unlisted.iter().cloned().collect::<Vec<_>>());
-    let mut parts = Vec::new();
+    let unlisted: Vec<_> = unlisted.iter().cloned().collect();
+    let mut parts: Vec<_> = report.absent_directories.iter().map(AbsentDirectory::describe).collect();
+    let failures = report.bundle_failures();
     if !failures.is_empty() {
         let (failed, all) = (report.bundle_counts().failed, report.outcomes.len());
         parts.push(format!("{failed} of {all} bundles are not imported: {}", name_first(&failures)));

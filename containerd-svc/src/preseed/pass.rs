@@ -13,6 +13,7 @@ use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, L
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, ImageWalk};
 use crate::import::{self, ImportJob, ImportedImages, error_chain};
+use crate::label_names::LabelNames;
 use crate::plan::{
     Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, PreseedPlan, WantedBundles,
     find_name_owner, plan_until,
@@ -33,6 +34,7 @@ struct Processed {
 pub(super) struct PreseedPass<'a> {
     preseed: &'a Preseed,
     store: &'a dyn ImageStore,
+    labels: LabelNames,
     wanted: WantedBundles,
     /// The listed images; those of this pass included.
     listed: BTreeMap<Namespace, Vec<Image>>,
@@ -48,6 +50,7 @@ impl<'a> PreseedPass<'a> {
     pub(super) fn new(
         preseed: &'a Preseed,
         store: &'a dyn ImageStore,
+        labels: LabelNames,
         wanted: WantedBundles,
         kept: BTreeMap<Bundle, BundleOutcome>,
         processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
@@ -55,6 +58,7 @@ impl<'a> PreseedPass<'a> {
         Self {
             preseed,
             store,
+            labels,
             wanted,
             listed: BTreeMap::new(),
             outcomes: kept,
@@ -117,18 +121,19 @@ impl<'a> PreseedPass<'a> {
             match self.store.list_images(&namespace).await {
                 Ok(mut images) => {
                     for image in &mut images {
-                        image.labels = self.preseed.instance.read_labels(std::mem::take(&mut image.labels));
+                        let labels = std::mem::take(&mut image.labels);
+                        image.labels = self.labels.read(labels, &namespace, &self.wanted);
                     }
                     self.listed.insert(namespace, images);
                 }
                 Err(error) => {
                     tracing::error!("{}", error_chain(&error));
                     // Also if a later list succeeds: its bundles are not known to be gone.
-                    self.wanted.listed.remove(&namespace);
+                    self.wanted.listed.retain(|(listed, _)| *listed != namespace);
                     self.wanted.bundles.retain(|bundle| {
                         let is_listed = bundle.namespace != namespace;
                         if !is_listed && !self.outcomes.contains_key(bundle) {
-                            let path = self.preseed.bundle_path(bundle);
+                            let path = bundle.path();
                             let source = ImageStoreError::ListImages {
                                 namespace: namespace.clone(),
                                 source: error_chain(&error).into(),
@@ -161,7 +166,7 @@ impl<'a> PreseedPass<'a> {
     async fn apply_changes(&mut self, mut changes: Vec<ImageUpdate>) -> Vec<ImageUpdate> {
         let (mut applied, mut refused) = (Vec::new(), Vec::new());
         for ImageUpdate { namespace, kind, image } in &mut changes {
-            image.labels = self.preseed.instance.write_labels(std::mem::take(&mut image.labels));
+            image.labels = self.labels.write(std::mem::take(&mut image.labels));
             if *kind == ImageUpdateKind::Repoint {
                 let checked = self.check_policy(namespace, &image.name, image.target.digest).await;
                 // Its bundle has failed with the reason.
@@ -271,14 +276,9 @@ impl<'a> PreseedPass<'a> {
         action: BundleAction,
     ) -> Result<Processed, ImportError> {
         let Preseed {
-            bundle_dir,
-            target_platform: platform,
-            import_limits: limits,
-            unpacks_layers,
-            lists_digests,
-            ..
+            target_platform: platform, import_limits: limits, unpacks_layers, lists_digests, ..
         } = self.preseed;
-        let path = self.preseed.bundle_path(bundle);
+        let path = bundle.path();
         let to_import_error = |error: BundleError| error.with_path(path.clone());
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
         if let BundleAction::Verify(images) = action
@@ -291,8 +291,8 @@ impl<'a> PreseedPass<'a> {
             return Ok(Processed { images, left_out, is_imported: false });
         }
         // Either the bundle is due, or content of its images was lost.
-        let (directory, opened) = (bundle_dir.clone(), bundle.clone());
-        let file = spawn_blocking(move || scan::open_bundle(&directory, &opened)).await;
+        let opened = bundle.clone();
+        let file = spawn_blocking(move || scan::open_bundle(&opened)).await;
         let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
         let repository = repository_name(&bundle.file).unwrap_or_default();
@@ -321,7 +321,10 @@ impl<'a> PreseedPass<'a> {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
         }
         let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
-        let read = |image: Image| Image { labels: self.preseed.instance.read_labels(image.labels), ..image };
+        let read = |image: Image| {
+            let labels = self.labels.read(image.labels, &bundle.namespace, &self.wanted);
+            Image { labels, ..image }
+        };
         let images: Vec<_> = images.into_iter().map(read).collect();
         let brought: Vec<_> = images.iter().filter(|image| owned.contains(&image.name)).cloned().collect();
         merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
@@ -405,10 +408,12 @@ impl<'a> PreseedPass<'a> {
             }
             let owner = find_name_owner(&self.wanted, bundle, listed, name.as_str());
             let target = match owner {
-                Some(owner) if owner.target.digest != target.digest => {
+                Some((owner, first)) if owner.target.digest != target.digest => {
+                    let first = first.map(|first| first.path().display().to_string());
                     tracing::warn!(
-                        "{} has another image for {name} than an earlier bundle, which keeps the name",
-                        bundle.file
+                        "{} has another image for {name} than {}, which comes first and keeps the name",
+                        bundle.path().display(),
+                        first.as_deref().unwrap_or("an earlier bundle")
                     );
                     // The mark has this bundle's target: the name goes over to it once the earlier bundle is
                     // gone.
@@ -422,14 +427,14 @@ impl<'a> PreseedPass<'a> {
                         tracing::info!(
                             "{name} in {} goes from {old} to {new} of {}",
                             bundle.namespace,
-                            bundle.file
+                            bundle.path().display()
                         );
                     }
                     owned.push(name.to_string());
                     target.clone()
                 }
             };
-            let labels = self.preseed.instance.write_labels(labels);
+            let labels = self.labels.write(labels);
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()

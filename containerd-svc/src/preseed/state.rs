@@ -1,12 +1,13 @@
 //! The states of the images that bundles bring.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use super::{BundleOutcome, DamagedImage};
 use crate::error::LeftOutImage;
 use crate::import::error_chain;
-use crate::plan::{Bundle, WantedBundles};
+use crate::plan::{Bundle, BundleDirectory, WantedBundles};
 use crate::{Digest, Image, Namespace};
 
 /// How far an image of a bundle has come.
@@ -47,6 +48,8 @@ pub struct ImageState {
     pub name: Option<String>,
     /// The file name of its bundle.
     pub bundle: String,
+    /// The directory of bundles with that.
+    pub directory: PathBuf,
     /// How far it has come.
     pub stage: ImageStage,
     /// The time since which it is there.
@@ -70,35 +73,41 @@ pub(super) struct StoredImage {
     pub(super) is_unpacked: bool,
 }
 
+/// A bundle, whatever is in its file.
+type BundleId = (Namespace, BundleDirectory, String);
+
+fn bundle_id(bundle: &Bundle) -> BundleId {
+    (bundle.namespace.clone(), bundle.directory.clone(), bundle.file.clone())
+}
+
 /// The states of all images, by bundle.
 #[derive(Debug, Default)]
 pub(super) struct ImageStates {
-    by_bundle: BTreeMap<(Namespace, String), Vec<ImageState>>,
+    by_bundle: BTreeMap<BundleId, Vec<ImageState>>,
     /// The targets whose damaged unpacked layers could not be discarded, with the reason.
     in_use: BTreeMap<(Namespace, Digest), String>,
 }
 
 impl ImageStates {
     /// Forgets the bundles that are gone, and adds those that are new. Where nothing is known, nothing is changed.
-    pub(super) fn begin_pass(&mut self, wanted: &WantedBundles) {
-        let keys = wanted.bundles.iter().map(|bundle| (bundle.namespace.clone(), bundle.file.clone()));
-        let known: BTreeSet<_> = keys.collect();
-        let is_unreadable = |namespace: &Namespace, file: Option<&String>| {
-            wanted.unreadable.contains(&(namespace.clone(), file.cloned()))
-        };
+    pub(super) fn begin_pass(&mut self, wanted: &WantedBundles, directories: &[PathBuf]) {
+        let known: BTreeSet<_> = wanted.bundles.iter().map(bundle_id).collect();
         self.by_bundle.retain(|key, _| {
+            let (namespace, BundleDirectory { rank, .. }, file) = key;
+            let is_unreadable = |file| wanted.unreadable.contains(&(namespace.clone(), *rank, file));
             known.contains(key)
-                || !wanted.listed.contains(&key.0)
-                || is_unreadable(&key.0, Some(&key.1))
-                || is_unreadable(&key.0, None)
+                || !wanted.listed.contains(&(namespace.clone(), *rank))
+                || is_unreadable(Some(file.clone()))
+                || is_unreadable(None)
         });
         for key in known {
             let new = || vec![new_state(&key, None, None)];
             self.by_bundle.entry(key.clone()).or_insert_with(new);
         }
-        for (namespace, file) in &wanted.unreadable {
-            let Some(file) = file else { continue };
-            let key = (namespace.clone(), file.clone());
+        for (namespace, rank, file) in &wanted.unreadable {
+            let (Some(file), Some(path)) = (file, directories.get(*rank)) else { continue };
+            let directory = BundleDirectory { rank: *rank, path: path.clone() };
+            let key = (namespace.clone(), directory, file.clone());
             let rows = self.by_bundle.entry(key.clone()).or_insert_with(|| vec![new_state(&key, None, None)]);
             let problem = "its bundle can't be read: `nodectl logs root.containerd.preseed`";
             rows.iter_mut().for_each(|row| row.problem = Some(problem.to_owned()));
@@ -123,7 +132,7 @@ impl ImageStates {
         outcome: &BundleOutcome,
         stored: &[StoredImage],
     ) {
-        let key = (bundle.namespace.clone(), bundle.file.clone());
+        let key = bundle_id(bundle);
         let mut rows: Vec<_> = match outcome {
             BundleOutcome::Imported { left_out, .. } | BundleOutcome::Unchanged { left_out, .. } => {
                 let faults = left_out.iter().filter(|image| !image.is_foreign());
@@ -227,7 +236,7 @@ impl ImageStates {
 }
 
 fn new_state(
-    (namespace, file): &(Namespace, String),
+    (namespace, directory, file): &BundleId,
     name: Option<String>,
     problem: Option<String>,
 ) -> ImageState {
@@ -235,6 +244,7 @@ fn new_state(
         namespace: namespace.clone(),
         name,
         bundle: file.clone(),
+        directory: directory.path.clone(),
         stage: ImageStage::Wanted,
         since: SystemTime::now(),
         target: None,
@@ -244,7 +254,7 @@ fn new_state(
     }
 }
 
-fn listed_state(key: &(Namespace, String), image: &StoredImage) -> ImageState {
+fn listed_state(key: &BundleId, image: &StoredImage) -> ImageState {
     ImageState {
         stage: ImageStage::Listed,
         target: Some(image.target),

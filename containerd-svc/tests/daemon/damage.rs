@@ -369,7 +369,7 @@ async fn after_a_power_cut_images_are_compared_once_their_bundles_are_there(
     fs::write(&mark, "the boot before\n").unwrap();
     let preseed = setup.preseed();
     let away = setup.path("away");
-    let bundles = preseed.bundle_dir().join(namespace().as_str());
+    let bundles = preseed.directories()[0].join(namespace().as_str());
     fs::rename(&bundles, &away).unwrap();
     setup.containerd.preseed = Some(preseed.clone());
     let daemon = setup.start().await;

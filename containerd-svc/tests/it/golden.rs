@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use nodekeel_containerd_svc::{
-    Bundle, BundleAction, BundleFingerprint, CgroupDriver, ConfigVersion, ContainerdSettings, CriSettings,
-    Descriptor, Digest, DirectoryLayout, Image, ImportReason, OomScorePolicy, Preseed, RunscSettings,
-    RuntimeHandler, WantedBundles, plan_preseed,
+    Bundle, BundleAction, BundleDirectory, BundleFingerprint, CgroupDriver, ConfigVersion,
+    ContainerdSettings, CriSettings, Descriptor, Digest, DirectoryLayout, Image, ImportReason,
+    OomScorePolicy, Preseed, RunscSettings, RuntimeHandler, WantedBundles, plan_preseed,
 };
 
 use crate::bundles::{BundleFixture, k8s_namespace};
@@ -89,10 +89,11 @@ fn an_image_preseeded_by_the_first_release_is_not_imported_again() {
         let plan = |fingerprint, unpack| {
             let bundle = Bundle {
                 namespace: k8s_namespace(),
+                directory: BundleDirectory::default(),
                 file: "a.tar.gz".to_owned(),
                 fingerprint: BundleFingerprint(fingerprint),
             };
-            let listed = [k8s_namespace()].into();
+            let listed = [(k8s_namespace(), 0)].into();
             let wanted = WantedBundles { bundles: vec![bundle], listed, ..WantedBundles::default() };
             let planned = plan_preseed(&wanted, &[(k8s_namespace(), images.clone())].into(), unpack);
             assert_eq!(planned.images, [], "its images stay as they are");

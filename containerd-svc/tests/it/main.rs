@@ -13,6 +13,7 @@ mod mixed_bundles;
 mod policy;
 mod reconcile;
 mod runsc;
+mod several_directories;
 mod single_archive;
 mod space;
 mod states;

@@ -21,7 +21,7 @@ use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
-use crate::part::{CallPanic, PlannedService, PrepareError};
+use crate::part::{CallPanic, PlannedService, PrepareError, call_part, part_of_dn};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
@@ -189,14 +189,18 @@ async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadErr
     let prepared = prepare_again(state, &new, started).await?;
     // Commit: a parent that starts from now on adds the new children.
     let change = TreeChange::new(&running, &new, &difference);
-    set_running(state, new, prepared);
+    set_running(state, Arc::clone(&new), prepared);
     if state.running.supervisor.get().is_none() {
         // The handle was dropped, and has cleared the tree before this filled it: what is in the tree owns the tree, and
         // with it the lock of the data directory.
         state.tree.lock().clear();
         return Err(ReloadError::Stopping);
     }
-    // Apply: stop what has changed or is gone, dependents first, then start what is new.
+    // Apply: change what runs on, stop what has changed or is gone, dependents first, then start what is new.
+    let extensions = state.running.additions().extensions;
+    for planned in difference.dns_to(ChangeEffect::Apply).filter_map(|dn| new.active_service(dn)) {
+        call_part(part_of_dn(&planned.dn), "apply", || planned.runnable.apply(&extensions));
+    }
     apply_change(state, &supervisor, &change).await?;
     Ok(difference)
 }

@@ -5,6 +5,7 @@ pub(crate) mod images;
 mod preseed;
 mod reserve;
 
+use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use nodekeel_containerd_svc::{
     DiskReserve, Preseed,
 };
 use nodekeel_logtree::parse::LogFormat;
+use tonic::Extensions;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig};
 use crate::layout::PLACED_IN_MEMORY;
@@ -82,14 +84,16 @@ impl Part for ContainerdPart {
                 DaemonConfig::Settings(ContainerdSettings::default())
             }
         };
-        if let Some(reason) = containerd.preseed.as_deref().and_then(preseed::check_owner) {
+        for reason in containerd.preseed.iter().filter_map(|images| preseed::check_owner(images)) {
             skipped = skipped.or_else(|| planner.skip_or_report("containerd", reason));
         }
         if skipped.is_none() {
-            let missing = containerd.preseed.as_deref().and_then(preseed::find_missing);
-            let absent = match (&missing, &containerd.preseed) {
-                (None, Some(images)) => preseed::find_absent_files(images, &containerd.required),
-                _ => Vec::new(),
+            let missing: Vec<_> =
+                containerd.preseed.iter().filter_map(|images| preseed::find_missing(images)).collect();
+            // They may be in one that is missing.
+            let absent = match missing.is_empty() && !containerd.preseed.is_empty() {
+                true => preseed::find_absent_files(&containerd.preseed, &containerd.required),
+                false => Vec::new(),
             };
             missing.into_iter().chain(absent).for_each(|missing| planner.warn(missing));
         }
@@ -143,7 +147,7 @@ impl fmt::Display for ContainerdPlan {
             path.map_or(Ok(()), |path| write!(f, ", {what} {}", path.display()))
         };
         write_path("configured by", config.config.as_ref())?;
-        write_path("images from", config.preseed.as_ref())?;
+        config.preseed.iter().try_for_each(|path| write_path("images from", Some(path)))?;
         match &config.cri {
             None => {}
             Some(cri) if cri.runsc.is_some() => f.write_str(", for a kubelet, with runc and runsc")?,
@@ -187,6 +191,23 @@ impl PlannedRunnable for ContainerdPlan {
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
         is_equal(self, new)
+    }
+
+    /// The import watches other directories without a restart of containerd, as long as there is one.
+    fn is_applicable(&self, new: &dyn PlannedRunnable) -> bool {
+        let Some(new) = (new as &dyn Any).downcast_ref::<Self>() else { return false };
+        let with_preseed = |preseed: &[PathBuf]| {
+            let config = ContainerdConfig { preseed: preseed.to_vec(), ..self.config.clone() };
+            Self { config, ..self.clone() }
+        };
+        let has_import = [self, new].iter().all(|plan| !plan.config.preseed.is_empty());
+        has_import && with_preseed(&new.config.preseed) == *new
+    }
+
+    fn apply(&self, extensions: &Extensions) {
+        if let Some(images) = extensions.get::<Arc<ImageAccess>>() {
+            images.set_directories(self.config.preseed.clone());
+        }
     }
 }
 

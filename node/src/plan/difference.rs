@@ -26,8 +26,8 @@ pub struct PlanDifference {
 pub struct PlanChange {
     /// The effect on the runnable or the node.
     pub effect: ChangeEffect,
-    /// The DN of the runnable; or the table of the configuration, of [`ChangeEffect::Apply`] and
-    /// [`ChangeEffect::NodeRestart`].
+    /// The DN of the runnable; or the table of the configuration, of [`ChangeEffect::NodeRestart`], and of
+    /// [`ChangeEffect::Apply`] where no runnable has it.
     pub name: String,
     /// The keys that differ: of a `[[service]]`, those of its table; otherwise with their table, as `node.data`. Empty if
     /// it is not the configuration that differs, but the machine: another program, user or file.
@@ -118,8 +118,8 @@ pub(crate) fn compare_plans(running: &NodePlan, new: &NodePlan) -> PlanDifferenc
                     });
                 }
             }
-            Some(_) => changes.push(PlanChange {
-                effect: ChangeEffect::Restart,
+            Some(former) => changes.push(PlanChange {
+                effect: if is_applied(former, planned) { ChangeEffect::Apply } else { ChangeEffect::Restart },
                 name: planned.dn.clone(),
                 keys: changed_keys(running, new, &planned.dn),
             }),
@@ -176,6 +176,16 @@ fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
         // Its writers get their format when they are opened.
         && running.log_formats == new.log_formats
         && running.log_zone == new.log_zone
+}
+
+/// Returns whether a running node applies what differs: what the runnable waits for, and the form of its log, are not part of that.
+fn is_applied(running: &PlannedService, new: &PlannedService) -> bool {
+    running.start_after == new.start_after
+        && running.log_formats == new.log_formats
+        && running.log_zone == new.log_zone
+        && call_part(part_of_dn(&running.dn), "is_applicable", || {
+            running.runnable.is_applicable(&*new.runnable)
+        })
 }
 
 /// The keys that make a runnable differ.

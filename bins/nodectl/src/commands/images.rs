@@ -2,6 +2,7 @@
 
 mod verify;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ struct ImageView {
     size_bytes: Option<u64>,
     pinned: bool,
     bundle: Option<String>,
+    /// The directory of the bundle; `None` from a node of an earlier release, too.
+    directory: Option<String>,
     /// `None` from a node of an earlier release, and of images that were just imported.
     state: Option<String>,
     since: Option<String>,
@@ -74,6 +77,7 @@ impl From<Image> for ImageView {
             size_bytes: image.size_bytes,
             pinned: image.pinned,
             bundle: non_empty(image.bundle),
+            directory: non_empty(image.directory),
             state: non_empty(image.state),
             since: since.map(format_rfc3339),
             unpacked: image.unpacked,
@@ -135,12 +139,20 @@ fn print_images(
         return Ok(printer.print_json(&images)?);
     }
     let text = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), escape_control);
+    // Where all are in one directory, the configuration names it.
+    let directories: BTreeSet<_> = images.iter().filter_map(|image| image.directory.as_ref()).collect();
+    let bundle = |image: &ImageView| match &image.directory {
+        Some(directory) if directories.len() > 1 => {
+            format!("{} in {}", text(&image.bundle), escape_control(directory))
+        }
+        _ => text(&image.bundle),
+    };
     let row = |image: &ImageView| {
         let pinned = if image.pinned { "yes" } else { "no" };
         let size =
             image.size_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6));
         let (state, age) = (text(&image.state), text(&image.age));
-        [text(&image.name), state, age, size, pinned.into(), text(&image.bundle), text(&image.digest)]
+        [text(&image.name), state, age, size, pinned.into(), bundle(image), text(&image.digest)]
     };
     let style = |image: &ImageView| match &image.problem {
         Some(_) => TextStyle::Bad,

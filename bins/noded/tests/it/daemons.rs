@@ -202,7 +202,7 @@ fn images_from_files_are_present_when_their_import_is_done() {
     refused.assert_fails(1, "bad.tar");
     refused.assert_fails(1, "archive truncated");
     let log = noded.ask(&["logs", "root.containerd.preseed"]);
-    assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
+    assert!(log.contains("/k8s.io/busybox.tar: localhost/busybox:1"), "{log}");
     assert!(log.contains("bad.tar: image archive truncated"), "the invalid archive is logged: {log}");
     noded.ask(&["stop", "--wait", "root.containerd"]);
     noded.nodectl(&["images"]).assert_fails(1, "containerd");

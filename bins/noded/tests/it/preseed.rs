@@ -201,6 +201,60 @@ fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services
     noded.stop();
 }
 
+#[test]
+#[ignore = "needs containerd and root"]
+fn directories_are_added_and_removed_by_a_reload_and_containerd_runs_on() {
+    let [first, second] = [new_bundle_dir(), new_bundle_dir()];
+    put_image(&first, "a", 1000);
+    put_image(&second, "b", 1000);
+    let config = |directories: &[&Path]| {
+        format!(
+            "services.etcd.enable = false\n[services.containerd]\npreseed = {directories:?}\n{}",
+            kubelet_config()
+        )
+    };
+    let noded = NodedProcess::start(&config(&[first.path()]));
+    noded.wait_for_event("root.service.kubelet", 1, "ready");
+    let pid = || {
+        let status = noded.status("root.containerd");
+        (status["pid"].clone(), status["generation"].clone())
+    };
+    let running = pid();
+    let (both, reversed) = ([first.path(), second.path()], [second.path(), first.path()]);
+    for (directories, bundles) in
+        [(&both[..], "a.tar b.tar"), (&reversed[..], "a.tar b.tar"), (&reversed[..1], "b.tar")]
+    {
+        noded.write_config(&config(directories));
+        let checked = noded.ask(&["reload"]);
+        assert!(checked.contains("apply services.containerd.preseed"), "{checked}");
+        testbed::wait_until(std::time::Duration::from_secs(20), "the images", || {
+            let images = noded.ask_json(&["images"]);
+            let of = |image: &serde_json::Value| {
+                let directory = image["directory"].as_str()?;
+                let name = image["bundle"].as_str()?;
+                let is_pinned =
+                    image["pinned"] == true && directories.iter().any(|path| path.ends_with(directory));
+                is_pinned.then(|| name.to_owned())
+            };
+            let found: Vec<_> = images.as_array().unwrap().iter().filter_map(of).collect();
+            anyhow::ensure!(found.join(" ") == bundles, "{images}");
+            Ok(())
+        })
+        .unwrap();
+        wait_healthy(&noded);
+    }
+    assert_eq!(pid(), running, "it runs on");
+    assert_eq!(noded.status(PRESEED)["generation"], 1);
+    assert_eq!(noded.status("root.service.kubelet")["generation"], 1);
+    // A crash of containerd has the directories of the reload, too.
+    noded.ask(&["restart", "--wait", "root.containerd"]);
+    noded.wait_for_event(PRESEED, 2, "ready");
+    let images = noded.ask_json(&["images"]);
+    let b = images.as_array().unwrap().iter().find(|image| image["name"] == "localhost/b:1").unwrap();
+    assert_eq!(b["directory"], second.path().display().to_string(), "{images}");
+    noded.stop();
+}
+
 /// A new ext4 of this size at a path.
 fn mount_ext4(directory: &Path, mebibytes: u64) {
     let image = directory.with_extension("ext4");

@@ -1,5 +1,6 @@
 //! `[services.containerd]`: a private containerd of the node.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use nodekeel_containerd_svc::{
     AllowList, AllowedImage, CriSettings, ImagePolicy, ImportLimits, RequiredImage, RuntimeHandler,
 };
 use nodekeel_fsquota::Bytes;
-use serde::Deserialize;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::config::check::{ConfigViolation, check_absolute_path, check_program, reject_field};
 
@@ -19,8 +21,9 @@ pub struct ContainerdConfig {
     pub enable: bool,
     /// The program; `None` searches for `containerd`.
     pub binary: Option<PathBuf>,
-    /// A directory of images, `NAMESPACE/NAME.tar`.
-    pub preseed: Option<PathBuf>,
+    /// Directories of images, `NAMESPACE/NAME.tar`: one as text, several as a list. An image that two bring belongs to the first.
+    #[serde(deserialize_with = "deserialize_directories")]
+    pub preseed: Vec<PathBuf>,
     /// The archives or images of it that are imported first, and make `root.containerd.preseed` ready: `NAME.tar`,
     /// `NAMESPACE/NAME.tar`, or the name of an image. Empty: all of them.
     pub required: Vec<String>,
@@ -67,7 +70,7 @@ impl Default for ContainerdConfig {
         Self {
             enable: true,
             binary: None,
-            preseed: None,
+            preseed: Vec::new(),
             required: Vec::new(),
             allow: None,
             reserve: None,
@@ -88,7 +91,6 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
     check_program(TABLE, containerd.binary.as_deref(), &containerd.extra_args)?;
     let cri = containerd.cri.as_ref();
     for (field, path) in [
-        ("preseed", containerd.preseed.as_ref()),
         ("config", containerd.config.as_ref()),
         ("cri.cni_bin", cri.map(|cri| &cri.cni_bin)),
         ("cri.cni_conf", cri.map(|cri| &cri.cni_conf)),
@@ -96,12 +98,18 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
     ] {
         path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
     }
+    for (rank, path) in containerd.preseed.iter().enumerate() {
+        check_absolute_path(&format!("{TABLE}.preseed"), path)?;
+        if containerd.preseed[..rank].contains(path) {
+            return reject_field(format!("{TABLE}.preseed"), format!("has {} twice", path.display()));
+        }
+    }
     for path in &containerd.fragments {
         check_absolute_path(&format!("{TABLE}.fragments"), path)?;
     }
     // The keys only concern preseeded images.
     for (field, is_set) in [("unpack", containerd.unpack), ("required", !containerd.required.is_empty())] {
-        if is_set && containerd.preseed.is_none() {
+        if is_set && containerd.preseed.is_empty() {
             return reject_field(format!("{TABLE}.{field}"), format!("requires {TABLE}.preseed"));
         }
     }
@@ -138,4 +146,30 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
         );
     }
     Ok(())
+}
+
+/// One path, or a list of them.
+fn deserialize_directories<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    struct DirectoriesVisitor;
+
+    impl<'de> Visitor<'de> for DirectoriesVisitor {
+        type Value = Vec<PathBuf>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(r#"a directory like "/images", or a list like ["/images", "/more"]"#)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<PathBuf>, E> {
+            Ok(vec![text.into()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<PathBuf>, A::Error> {
+            let mut directories = Vec::new();
+            while let Some(directory) = items.next_element()? {
+                directories.push(directory);
+            }
+            Ok(directories)
+        }
+    }
+    deserializer.deserialize_any(DirectoriesVisitor)
 }

@@ -69,6 +69,13 @@ impl ImageAccess {
         self.root.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Imports the bundles of other directories from now on.
+    pub(super) fn set_directories(&self, directories: Vec<PathBuf>) {
+        if let Some(preseed) = &self.preseed {
+            preseed.set_directories(directories);
+        }
+    }
+
     pub(super) fn set_root_dir(&self, root: PathBuf) {
         *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Some(root);
     }
@@ -347,8 +354,8 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
 }
 
 fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
-    images.sort_by(|a, b| {
-        (a.name.is_empty(), &a.name, &a.bundle).cmp(&(b.name.is_empty(), &b.name, &b.bundle))
+    images.sort_by_cached_key(|image| {
+        (image.name.is_empty(), image.name.clone(), image.bundle.clone(), image.directory.clone())
     });
     v1::ImagesResponse { images, ..v1::ImagesResponse::default() }
 }
@@ -411,6 +418,7 @@ fn with_state(message: v1::Image, state: ImageState) -> v1::Image {
     v1::Image {
         size_bytes: state.bytes,
         bundle: state.bundle,
+        directory: state.directory.display().to_string(),
         state: state.stage.as_str().into(),
         since: Some(state.since.into()),
         unpacked: state.is_unpacked,
@@ -447,6 +455,7 @@ mod tests {
             namespace: "k8s.io".parse().expect("a namespace"),
             name: Some(name.into()),
             bundle: "a.tar".into(),
+            directory: "/images".into(),
             stage: ImageStage::Answered,
             since: SystemTime::now(),
             target: Some(Digest::of_content(content)),

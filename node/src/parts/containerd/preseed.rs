@@ -1,7 +1,7 @@
 //! The import of images from files. It runs below containerd, and restarts with it.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nodekeel_containerd_svc::{ImageStage, ImageState, Preseed, RequiredImage};
 use nodekeel_localstorage::Dir;
@@ -27,7 +27,7 @@ const NAME: &str = "containerd.preseed";
 /// Names the import in the dependency graph: its dependents wait until the images are there.
 pub(super) fn dependency_entry(containerd: &DependencyEntry, config: &ContainerdConfig) -> DependencyEntry {
     let unset =
-        config.preseed.is_none().then(|| "which is disabled; set services.containerd.preseed".to_owned());
+        config.preseed.is_empty().then(|| "which is disabled; set services.containerd.preseed".to_owned());
     // A disabled containerd disables the import as well, and is the better reason.
     let why = containerd.unavailable.clone().or(unset);
     containerd.child("preseed").unavailable(why)
@@ -51,21 +51,30 @@ pub(super) fn find_missing(images: &Path) -> Option<String> {
     Some(format!("containerd: the preseed directory {} {why}; {}", images.display(), directory_hint(images)))
 }
 
-/// The required archives that are not in the directory at present.
-pub(super) fn find_absent_files(images: &Path, required: &[String]) -> Vec<String> {
+/// The required archives that are in none of the directories at present.
+pub(super) fn find_absent_files(directories: &[PathBuf], required: &[String]) -> Vec<String> {
     let is_absent = |text: &&String| match text.parse() {
         Ok(RequiredImage::Bundle { namespace: Some(namespace), file }) => {
-            !images.join(namespace.as_str()).join(file).exists()
+            directories.iter().all(|images| !images.join(namespace.as_str()).join(&file).exists())
         }
         Ok(RequiredImage::Bundle { namespace: None, file }) => {
-            let mut namespaces = std::fs::read_dir(images).into_iter().flatten().flatten();
-            !namespaces.any(|namespace| namespace.path().join(&file).exists())
+            let mut namespaces = directories.iter().filter_map(|images| std::fs::read_dir(images).ok());
+            !namespaces.any(|mut of| {
+                of.any(|namespace| namespace.is_ok_and(|namespace| namespace.path().join(&file).exists()))
+            })
         }
         _ => false,
     };
-    let say =
-        |text: &String| format!("containerd: the required archive {text} is not in {}", images.display());
+    let say = |text: &String| {
+        format!("containerd: the required archive {text} is not in {}", name_directories(directories))
+    };
     required.iter().filter(is_absent).map(say).collect()
+}
+
+/// The paths, with commas between them.
+fn name_directories(directories: &[PathBuf]) -> String {
+    let names: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
 }
 
 fn directory_hint(images: &Path) -> String {
@@ -74,10 +83,11 @@ fn directory_hint(images: &Path) -> String {
 
 /// The import for containerd, with its health and its metrics; `None` if none is configured.
 pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparation<'_>) -> Option<Preseed> {
-    let images = config.preseed.clone()?;
+    let (first, others) = config.preseed.split_first()?;
     // The check of the configuration has refused what is neither a file nor an image.
     let required = config.required.iter().filter_map(|text| text.parse().ok());
-    let preseed = Preseed::new(&images).with_unpacking(config.unpack).with_required(required);
+    let preseed = others.iter().fold(Preseed::new(first), Preseed::with_directory);
+    let preseed = preseed.with_unpacking(config.unpack).with_required(required);
     let preseed = preseed.with_limits(config.import_limits());
     let preseed = match config.image_policy() {
         Some(policy) => preseed.with_policy(policy),
@@ -93,12 +103,13 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
         let states = counted.image_states();
         let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged);
+        let directories = counted.directories();
         let hint = || match damaged {
-            _ if has_failed_bundles => bundles_hint(&images),
+            _ if has_failed_bundles => bundles_hint(&directories),
             Some(_) => {
                 "`nodectl images` names all of them; `nodectl images repair` writes them again".to_owned()
             }
-            None => import_hint(&images),
+            None => import_hint(&directories),
         };
         // The required images may be there, and others not.
         let problem =
@@ -143,13 +154,19 @@ impl Collector for BundleCollector {
 }
 
 /// The hint about an import that has found no bundle yet, or can't look for any.
-fn import_hint(images: &Path) -> String {
-    format!("`nodectl status {DN}`; if the directory is missing or empty: {}", directory_hint(images))
+fn import_hint(directories: &[PathBuf]) -> String {
+    // Each that is missing is named by the problem.
+    let first = directories.first().map(|images| directory_hint(images)).unwrap_or_default();
+    let hint = match directories.len() {
+        1 => first,
+        _ => "mount its disk, or, if no archives are wanted, create `k8s.io` in it".to_owned(),
+    };
+    format!("`nodectl status {DN}`; if a directory is missing or empty: {hint}")
 }
 
 /// The hint about bundles that are not imported.
-fn bundles_hint(images: &Path) -> String {
-    let images = images.display();
+fn bundles_hint(directories: &[PathBuf]) -> String {
+    let images = name_directories(directories);
     format!(
         "repair or delete the named bundles in {images}, or free space; then `nodectl restart {DN}` imports at once"
     )
@@ -174,8 +191,8 @@ mod tests {
         assert_eq!(find_missing(&images), None);
         fs::write(images.join("k8s.io/a.tar"), "").expect("written");
         let required = ["a.tar", "k8s.io/a.tar", "other/a.tar", "b.tar", "localhost/c:1"].map(str::to_owned);
-        let absent = find_absent_files(&images, &required);
+        let absent = find_absent_files(&[scratch.path().join("missing"), images], &required);
         assert_eq!(absent.len(), 2, "{absent:?}");
-        assert!(absent[0].contains("archive other/a.tar is not in") && absent[1].contains("archive b.tar"));
+        assert!(absent[0].contains("archive other/a.tar is not in /") && absent[1].contains("archive b.tar"));
     }
 }
