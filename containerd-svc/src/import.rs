@@ -3,6 +3,7 @@
 pub(crate) mod bridge;
 mod index;
 mod names;
+pub(crate) mod progress;
 mod space;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use crate::{Digest, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedI
 
 use index::{ArchiveIndex, Judgement};
 use names::ImageCandidates;
+use progress::{ProgressReader, ReadProgress};
 pub(crate) use space::MeasuredFiles;
 
 /// The parameters of one import.
@@ -33,6 +35,8 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) unpack: bool,
     /// The sizes of the archive's files, once it had to be measured.
     pub(crate) measured: &'a MeasuredFiles,
+    /// Told the bytes of the file that were read.
+    pub(crate) progress: Option<&'a Arc<ReadProgress>>,
 }
 
 /// Creates the listed images from names and targets, and those that are left out.
@@ -90,7 +94,10 @@ async fn import_once(
     let judged = index.as_ref().map(|index| (index, &judgement));
     let (mut import, read) = match space::check_archive_fits(job, &file, judged, &*import).await {
         // The session moves to the thread that reads the archive, and comes back with the result.
-        Ok(()) => bridge::read_archive(file, job.scope.limits.clone(), judgement.wanted, import).await,
+        Ok(()) => {
+            let file = ProgressReader::new(file, job.progress.cloned());
+            bridge::read_archive(file, job.scope.limits.clone(), judgement.wanted, import).await
+        }
         Err(error) => (Some(import), Err(error)),
     };
     let done = match (&mut import, read) {

@@ -7,6 +7,7 @@ mod retry;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 #[cfg(feature = "client")]
 use crate::containerd::ContainerdImages;
 use crate::error::{ImportError, LeftOutImage};
+use crate::import::progress::ReadProgress;
 use crate::import::{MeasuredFiles, error_chain};
 use crate::label_names::LabelNames;
 use crate::plan::{Bundle, ImageUpdate};
@@ -30,8 +32,8 @@ pub use required::RequiredImage;
 use retry::BundleResults;
 #[cfg(feature = "client")]
 pub(crate) use retry::retry_pause;
+use state::{BundleId, ImageStates, StoredImage};
 pub use state::{ImageStage, ImageState};
-use state::{ImageStates, StoredImage};
 
 /// Directories of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
@@ -54,6 +56,7 @@ pub struct Preseed {
     policy: Option<Arc<dyn ImagePolicy>>,
     instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
+    changes: Arc<watch::Sender<()>>,
     problem: Arc<watch::Sender<Option<String>>>,
     #[cfg(feature = "client")]
     passes: Arc<watch::Sender<PassCount>>,
@@ -78,6 +81,26 @@ struct PassCount {
     ended: u64,
     /// True while the runnable makes passes.
     is_running: bool,
+}
+
+/// A bundle that is being read.
+struct ReadingBundle<'a> {
+    preseed: &'a Preseed,
+    bundle: BundleId,
+    progress: Arc<ReadProgress>,
+}
+
+impl ReadingBundle<'_> {
+    fn progress(&self) -> &Arc<ReadProgress> {
+        &self.progress
+    }
+}
+
+impl Drop for ReadingBundle<'_> {
+    fn drop(&mut self) {
+        self.preseed.lock_memory().reading.remove(&self.bundle);
+        self.preseed.changes.send_replace(());
+    }
 }
 
 /// A runnable that makes passes, until this is dropped.
@@ -108,6 +131,8 @@ struct PassMemory {
     counts: Option<BundleCounts>,
     states: ImageStates,
     results: BundleResults,
+    /// The bundles that are being read.
+    reading: BTreeMap<BundleId, Arc<ReadProgress>>,
     /// The bytes that were compared, and that are to be.
     proof: Option<(u64, u64)>,
 }
@@ -279,6 +304,7 @@ impl Preseed {
             policy: None,
             instance: InstanceId::default(),
             memory: Arc::default(),
+            changes: Arc::new(watch::channel(()).0),
             problem: Arc::new(watch::channel(None).0),
             #[cfg(feature = "client")]
             passes: Arc::new(watch::channel(PassCount::default()).0),
@@ -407,7 +433,24 @@ impl Preseed {
 
     /// The state of each image of the bundles, in the order of namespaces, directories and bundles. Clones of this value share it.
     pub fn image_states(&self) -> Vec<ImageState> {
-        self.lock_memory().states.list()
+        let memory = self.lock_memory();
+        memory.states.list(|bundle| memory.reading.get(bundle).map(|reading| reading.bytes()))
+    }
+
+    /// Notifies of changes of the [states](Self::image_states), of the bytes of bundles that are read among them: about a hundred times in
+    /// each bundle.
+    pub fn watch_states(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Counts what is read of a bundle, until the value is dropped.
+    fn begin_reading(&self, bundle: &Bundle, file: &File) -> ReadingBundle<'_> {
+        let (bundle, changes) = (state::bundle_id(bundle), Arc::clone(&self.changes));
+        let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+        let progress = Arc::new(ReadProgress::new(bytes, move || changes.send_replace(())));
+        self.lock_memory().reading.insert(bundle.clone(), Arc::clone(&progress));
+        self.changes.send_replace(());
+        ReadingBundle { preseed: self, bundle, progress }
     }
 
     /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle or image does not affect the
@@ -465,6 +508,7 @@ impl Preseed {
             memory.results.begin_pass(&wanted);
             if scope == PassScope::Due { memory.results.list_kept() } else { BTreeMap::new() }
         };
+        self.changes.send_replace(());
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
         let labels = LabelNames::new(self.instance.clone(), &directories);
@@ -524,24 +568,29 @@ impl Preseed {
     #[cfg(feature = "client")]
     pub(crate) fn set_proof_progress(&self, progress: Option<(u64, u64)>) {
         self.lock_memory().proof = progress;
+        self.changes.send_replace(());
     }
 
     fn record_outcome(&self, bundle: &Bundle, outcome: &BundleOutcome, stored: &[StoredImage]) {
-        let mut memory = self.lock_memory();
-        memory.states.record_outcome(bundle, outcome, stored);
-        memory.results.record_outcome(bundle, outcome);
+        self.lock_memory().results.record_outcome(bundle, outcome);
+        self.change_states(|states| states.record_outcome(bundle, outcome, stored));
     }
 
     fn record_damage(&self, damaged: &[DamagedImage]) {
-        self.lock_memory().states.record_damage(damaged);
+        self.change_states(|states| states.record_damage(damaged));
     }
 
     fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: &str) {
-        self.lock_memory().states.record_in_use(namespace, target, reason);
+        self.change_states(|states| states.record_in_use(namespace, target, reason));
     }
 
-    fn record_intact(&self, namespace: &Namespace, target: Digest) {
-        self.lock_memory().states.record_intact(namespace, target);
+    fn record_compared(&self, namespace: &Namespace, target: Digest, problem: Option<&str>) {
+        self.change_states(|states| states.record_compared(namespace, target, problem));
+    }
+
+    fn change_states(&self, change: impl FnOnce(&mut ImageStates)) {
+        change(&mut self.lock_memory().states);
+        self.changes.send_replace(());
     }
 
     /// Gives another store of the same containerd the snapshotter and the instance of the runnable's store.
@@ -564,13 +613,13 @@ impl Preseed {
     /// Records which of its listed images the CRI lists.
     #[cfg(feature = "client")]
     pub(crate) fn record_answers(&self, namespace: &Namespace, unlisted: &BTreeSet<String>) {
-        self.lock_memory().states.record_answers(namespace, unlisted);
+        self.change_states(|states| states.record_answers(namespace, unlisted));
     }
 
     /// Takes back the states of images that don't exist.
     #[cfg(feature = "client")]
     pub(crate) fn record_missing(&self, missing: &[(Namespace, String)]) {
-        self.lock_memory().states.record_missing(missing);
+        self.change_states(|states| states.record_missing(missing));
     }
 
     fn lock_memory(&self) -> MutexGuard<'_, PassMemory> {

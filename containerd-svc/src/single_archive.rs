@@ -38,6 +38,7 @@ pub async fn import_archive(
         policy,
         unpack: false,
         measured: &MeasuredFiles::default(),
+        progress: None,
     };
     let image = |(name, target): &(ImageName, Descriptor)| Image {
         name: name.to_string(),

@@ -158,6 +158,13 @@ impl Printer {
         self.writer.write_all(b"\x1b[J")
     }
 
+    /// Clears what the screen of a terminal shows, before the newest of several results; its scrollback stays.
+    ///
+    /// *Source:* ECMA-48: CUP moves to the top left, ED erases the rest of the screen.
+    pub(crate) fn begin_screen(&mut self) -> io::Result<()> {
+        if self.draws_on_terminal() { self.writer.write_all(b"\x1b[H\x1b[J") } else { Ok(()) }
+    }
+
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
     }

@@ -1,8 +1,8 @@
 //! Connects the archive, which a blocking thread reads, with the asynchronous store.
 
 use std::convert::Infallible;
-use std::fs::File;
 use std::future::Future;
+use std::io::Read;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -17,7 +17,7 @@ use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
 /// Reads an archive into an import session, on a dedicated thread. When this future is dropped, the thread
 /// stops at its next chunk and drops the session.
 pub(super) async fn read_archive(
-    file: File,
+    file: impl Read + Send + 'static,
     limits: ImportLimits,
     wanted: WantedFiles,
     import: Box<dyn ImportSession>,

@@ -299,7 +299,9 @@ impl<'a> PreseedPass<'a> {
         // Taken out, and put back below if the bundle still does not fit.
         let measured = self.preseed.lock_memory().measured.remove(bundle).unwrap_or_default();
         let policy = self.preseed.policy.as_deref();
-        let job = ImportJob { scope, repository, policy, unpack: *unpacks_layers, measured: &measured };
+        let reading = self.preseed.begin_reading(bundle, &file);
+        let (unpack, progress) = (*unpacks_layers, Some(reading.progress()));
+        let job = ImportJob { scope, repository, policy, unpack, measured: &measured, progress };
         let start = Instant::now();
         let mut owned = Vec::new();
         let imported = import::import_bundle(job, file, &mut |targets, left_out| {
@@ -316,6 +318,7 @@ impl<'a> PreseedPass<'a> {
             self.map_images(bundle, &targets, &import, &mut owned)
         })
         .await;
+        drop(reading);
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
         if let Err(BundleError::Store(ImageStoreError::NoSpace { .. })) = &imported {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());

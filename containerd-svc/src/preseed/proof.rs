@@ -186,8 +186,8 @@ impl ImageProof {
                     preseed.record_in_use(&subject.namespace, subject.target, reason);
                 }
             }
-            if reason.is_none() && full_disk.is_none() {
-                preseed.record_intact(&subject.namespace, subject.target);
+            if reason.is_none() {
+                preseed.record_compared(&subject.namespace, subject.target, full_disk.as_deref());
             }
             let (namespace, name) = (subject.namespace.clone(), subject.name.clone());
             self.done += 1;

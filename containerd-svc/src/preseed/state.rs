@@ -16,6 +16,8 @@ use crate::{Digest, Image, Namespace};
 pub enum ImageStage {
     /// It is to be imported, or could not be.
     Wanted,
+    /// The [policy](crate::ImagePolicy) refuses it, and it stays as it is.
+    Refused,
     /// Content of it is missing or has other bytes, and is to be written again.
     Damaged,
     /// containerd lists it, and has all content that this node needs of it.
@@ -26,12 +28,13 @@ pub enum ImageStage {
 
 impl ImageStage {
     /// All stages, in their order.
-    pub const ALL: [Self; 4] = [Self::Wanted, Self::Damaged, Self::Listed, Self::Answered];
+    pub const ALL: [Self; 5] = [Self::Wanted, Self::Refused, Self::Damaged, Self::Listed, Self::Answered];
 
-    /// The stage in one word: `wanted`, `damaged`, `listed` or `answered`.
+    /// The stage in one word: `wanted`, `refused`, `damaged`, `listed` or `answered`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Wanted => "wanted",
+            Self::Refused => "refused",
             Self::Damaged => "damaged",
             Self::Listed => "listed",
             Self::Answered => "answered",
@@ -62,6 +65,10 @@ pub struct ImageState {
     pub is_unpacked: bool,
     /// The reason why it has not come further; `None` if nothing is wrong.
     pub problem: Option<String>,
+    /// The reason why the last comparison has not looked at all of it, as a lack of free space; `None` if it has, or was none.
+    pub not_compared: Option<String>,
+    /// While its bundle is read: the bytes of the file that were read, and all.
+    pub progress: Option<(u64, u64)>,
 }
 
 /// An image of a bundle that is complete in the store.
@@ -74,9 +81,9 @@ pub(super) struct StoredImage {
 }
 
 /// A bundle, whatever is in its file.
-type BundleId = (Namespace, BundleDirectory, String);
+pub(super) type BundleId = (Namespace, BundleDirectory, String);
 
-fn bundle_id(bundle: &Bundle) -> BundleId {
+pub(super) fn bundle_id(bundle: &Bundle) -> BundleId {
     (bundle.namespace.clone(), bundle.directory.clone(), bundle.file.clone())
 }
 
@@ -137,7 +144,11 @@ impl ImageStates {
             BundleOutcome::Imported { left_out, .. } | BundleOutcome::Unchanged { left_out, .. } => {
                 let faults = left_out.iter().filter(|image| !image.is_foreign());
                 let fault = |image: &LeftOutImage| {
-                    new_state(&key, Some(image.name.clone()), Some(error_chain(&image.reason)))
+                    let state = new_state(&key, Some(image.name.clone()), Some(error_chain(&image.reason)));
+                    match image.refused() {
+                        Some(_) => ImageState { stage: ImageStage::Refused, ..state },
+                        None => state,
+                    }
                 };
                 stored.iter().map(|image| listed_state(&key, image)).chain(faults.map(fault)).collect()
             }
@@ -161,6 +172,7 @@ impl ImageStates {
                     || (known.stage, row.stage) == (ImageStage::Answered, ImageStage::Listed))
             {
                 (row.stage, row.since) = (known.stage, known.since);
+                row.not_compared.clone_from(&known.not_compared);
             }
         }
         self.by_bundle.insert(key, rows);
@@ -207,8 +219,15 @@ impl ImageStates {
         self.in_use.insert((namespace.clone(), target), reason.to_owned());
     }
 
-    /// Records that nothing is wrong with a target.
-    pub(super) fn record_intact(&mut self, namespace: &Namespace, target: Digest) {
+    /// Records that nothing is wrong with a target, as far as it was compared; with the reason why that was not all of it.
+    pub(super) fn record_compared(&mut self, namespace: &Namespace, target: Digest, rest: Option<&str>) {
+        let rows = self.by_bundle.values_mut().flatten();
+        for row in rows.filter(|row| row.namespace == *namespace && row.target == Some(target)) {
+            row.not_compared = rest.map(str::to_owned);
+        }
+        if rest.is_some() {
+            return;
+        }
         self.in_use.remove(&(namespace.clone(), target));
         self.change(|row, _| {
             let is_taken_back =
@@ -230,8 +249,12 @@ impl ImageStates {
         }
     }
 
-    pub(super) fn list(&self) -> Vec<ImageState> {
-        self.by_bundle.values().flatten().cloned().collect()
+    pub(super) fn list(&self, progress: impl Fn(&BundleId) -> Option<(u64, u64)>) -> Vec<ImageState> {
+        let with_progress = |(bundle, rows): (&BundleId, &Vec<ImageState>)| {
+            let progress = progress(bundle);
+            rows.iter().map(move |row| ImageState { progress, ..row.clone() }).collect::<Vec<_>>()
+        };
+        self.by_bundle.iter().flat_map(with_progress).collect()
     }
 }
 
@@ -251,6 +274,8 @@ fn new_state(
         bytes: None,
         is_unpacked: false,
         problem,
+        not_compared: None,
+        progress: None,
     }
 }
 

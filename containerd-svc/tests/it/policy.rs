@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
-use nodekeel_containerd_svc::{AllowList, Preseed, PreseedReport};
+use nodekeel_containerd_svc::{AllowList, ImageStage, Preseed, PreseedReport};
 
 use crate::bundles::{BundleFixture, archive_of, count_outcomes, k8s_namespace};
 
@@ -11,7 +11,14 @@ use crate::bundles::{BundleFixture, archive_of, count_outcomes, k8s_namespace};
 async fn run_with(bundles: &BundleFixture, allowed: &[String]) -> PreseedReport {
     let allowed = allowed.iter().map(|entry| entry.parse().unwrap());
     let policy = Arc::new(AllowList::new("images.allow", allowed));
-    Preseed::new(bundles.directory.path()).with_policy(policy).run(&bundles.store).await.unwrap()
+    let preseed = Preseed::new(bundles.directory.path()).with_policy(policy);
+    let report = preseed.run(&bundles.store).await.unwrap();
+    for state in preseed.image_states() {
+        let is_refused = state.problem.as_ref().is_some_and(|problem| problem.contains(" is not allowed: "));
+        // A bundle of which nothing is allowed has no images with states of their own.
+        assert_eq!(state.stage == ImageStage::Refused, is_refused && state.name.is_some(), "{state:?}");
+    }
+    report
 }
 
 /// The entries that the failures ask for.

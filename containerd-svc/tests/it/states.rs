@@ -6,7 +6,7 @@ use std::time::Duration;
 use nodekeel_containerd_svc::testing::StoreCall;
 use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, ProofKind, ReadPace};
 
-use crate::bundles::{BundleFixture, k8s_namespace};
+use crate::bundles::{BundleFixture, archive_of, k8s_namespace};
 
 /// Bundle, name, stage and whether there is a problem.
 fn list_states(bundles: &BundleFixture) -> Vec<(String, Option<String>, ImageStage, bool)> {
@@ -66,6 +66,35 @@ async fn damaged_content_is_found_by_a_comparison_and_written_again_by_the_next_
         let mut proof = ImageProof::new(store, preseed, &images, ProofKind::Verify).await.unwrap();
         proof.run(store, preseed, &pace, |_| {}).await.unwrap();
         assert_eq!((proof.damaged(), proof.done_bytes()), (&[][..], proof.total_bytes()), "{digest}");
+    }
+}
+
+#[tokio::test]
+async fn the_bytes_of_a_bundle_that_is_read_are_seen_while_it_is() {
+    let bundles = BundleFixture::new();
+    let archives =
+        [archive_of("localhost/a:1", &[7; 9_000_000]), archive_of("localhost/b:1", &[8; 9_000_000])];
+    bundles.put_bundle("a.tar", &archives[0].to_tar()).put_bundle("b.tar.gz", &archives[1].to_gzip());
+    let sizes = ["a.tar", "b.tar.gz"].map(|file| fs::metadata(bundles.path(file)).unwrap().len());
+    let (preseed, mut changes) = (bundles.preseed.clone(), bundles.preseed.watch_states());
+    let watch = async {
+        let mut seen = Vec::new();
+        while changes.changed().await.is_ok() {
+            let states = preseed.image_states();
+            seen.extend(states.iter().filter_map(|state| Some((state.bundle.clone(), state.progress?))));
+            if states.iter().all(|state| state.stage == ImageStage::Listed && state.progress.is_none()) {
+                break;
+            }
+        }
+        seen
+    };
+    let (report, seen) = tokio::join!(bundles.run_preseed(), watch);
+    assert_eq!(report.bundle_counts().failed, 0, "{report:?}");
+    for (bundle, size) in ["a.tar", "b.tar.gz"].into_iter().zip(sizes) {
+        let of = seen.iter().filter(|(of, _)| of == bundle).map(|(_, progress)| *progress);
+        let of: Vec<_> = of.collect();
+        assert!(!of.is_empty() && of.is_sorted() && of.len() < 110, "{bundle}: {of:?}");
+        assert!(of.iter().all(|(done, total)| *total == size && done <= total), "{bundle}: {of:?}");
     }
 }
 

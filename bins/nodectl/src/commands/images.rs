@@ -33,6 +33,9 @@ pub(crate) struct ImagesArgs {
     /// An OCI layout or a docker-archive, raw, gzip or zstd.
     #[arg(long, value_name = "FILE")]
     import: Option<PathBuf>,
+    /// Print the list again whenever it changes
+    #[arg(short, long, conflicts_with = "import")]
+    watch: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -63,6 +66,11 @@ struct ImageView {
     since: Option<String>,
     unpacked: bool,
     problem: Option<String>,
+    /// While its archive is read.
+    import_done_bytes: Option<u64>,
+    import_total_bytes: Option<u64>,
+    /// The reason why the last comparison has not looked at all of it.
+    not_compared: Option<String>,
     #[serde(skip)]
     age: Option<String>,
 }
@@ -82,6 +90,9 @@ impl From<Image> for ImageView {
             since: since.map(format_rfc3339),
             unpacked: image.unpacked,
             problem: non_empty(image.problem),
+            import_done_bytes: image.import_done_bytes,
+            import_total_bytes: image.import_total_bytes,
+            not_compared: non_empty(image.not_compared),
             age: since.map(format_age),
         }
     }
@@ -89,10 +100,11 @@ impl From<Image> for ImageView {
 
 impl ImagesArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-        let Self { command, namespace, import } = self;
+        let Self { command, namespace, import, watch } = self;
         match command {
             Some(ImagesCommand::Verify(args)) => return args.run(false, api, printer).await,
             Some(ImagesCommand::Repair(args)) => return args.run(true, api, printer).await,
+            None if watch => return watch_images(namespace, api, printer).await,
             None => {}
         }
         let answer = match import {
@@ -112,14 +124,7 @@ impl ImagesArgs {
         let (faults, foreign): (Vec<_>, Vec<_>) =
             answer.left_out.into_iter().map(describe).partition(|(is_fault, _)| *is_fault);
         let images: Vec<_> = answer.images.into_iter().map(ImageView::from).collect();
-        print_images(printer, &images, &foreign)?;
-        if let (Some(done), Some(all), false) = (answer.verified_bytes, answer.verify_bytes, printer.is_json)
-        {
-            let percent = u128::from(done) * 100 / u128::from(all.max(1));
-            printer.print_line(&format!(
-                "after a power cut, noded compares the images with their digests: {percent} %"
-            ))?;
-        }
+        print_images(printer, &images, &foreign, answer.verified_bytes.zip(answer.verify_bytes))?;
         match faults.is_empty() {
             true => Ok(()),
             // The others are imported, and listed above.
@@ -130,10 +135,33 @@ impl ImagesArgs {
     }
 }
 
+/// Prints the list until the node stops or the caller ends it.
+async fn watch_images(
+    namespace: String,
+    api: &mut ApiClient,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = ImagesRequest { namespace };
+    let mut lists = api.follow_stream(async |client| client.watch_images(request).await).await?;
+    while let Some(list) = lists.next_message().await? {
+        let images: Vec<_> = list.images.into_iter().map(ImageView::from).collect();
+        // A terminal shows the newest one alone.
+        printer.begin_screen()?;
+        print_images(printer, &images, &[], list.verified_bytes.zip(list.verify_bytes))?;
+        // An empty line separates the lists.
+        if !printer.is_json {
+            printer.print_line("")?;
+        }
+        printer.flush()?;
+    }
+    Ok(())
+}
+
 fn print_images(
     printer: &mut Printer,
     images: &[ImageView],
     foreign: &[(bool, String)],
+    compared: Option<(u64, u64)>,
 ) -> Result<(), CommandError> {
     if printer.is_json {
         return Ok(printer.print_json(&images)?);
@@ -151,12 +179,14 @@ fn print_images(
         let pinned = if image.pinned { "yes" } else { "no" };
         let size =
             image.size_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6));
-        let (state, age) = (text(&image.state), text(&image.age));
+        let (state, age) = (describe_state(image), text(&image.age));
         [text(&image.name), state, age, size, pinned.into(), bundle(image), text(&image.digest)]
     };
     let style = |image: &ImageView| match &image.problem {
         Some(_) => TextStyle::Bad,
-        None if image.state.as_deref() == Some("wanted") => TextStyle::Pending,
+        None if image.state.as_deref() == Some("wanted") || image.not_compared.is_some() => {
+            TextStyle::Pending
+        }
         None => TextStyle::Plain,
     };
     let rows: Vec<_> = images.iter().map(|image| (style(image), row(image))).collect();
@@ -167,8 +197,47 @@ fn print_images(
             printer.print_line(&format!("{}: {}", text(name), escape_control(problem)))?;
         }
     }
+    for image in images {
+        if let Some(reason) = &image.not_compared {
+            printer.print_line(&format!(
+                "{}: not compared: {}",
+                text(&image.name),
+                escape_control(reason)
+            ))?;
+        }
+    }
     for (_, text) in foreign {
         printer.print_line(&format!("not for this node: {text}"))?;
     }
+    if let Some((done, all)) = compared {
+        let percent = u128::from(done) * 100 / u128::from(all.max(1));
+        printer.print_line(&format!(
+            "after a power cut, noded compares the images with their digests: {percent} %"
+        ))?;
+    }
     Ok(())
+}
+
+/// The state, and how much of the archive is read.
+fn describe_state(image: &ImageView) -> String {
+    let state = image.state.as_deref().map_or_else(|| "-".to_owned(), escape_control);
+    match image.import_done_bytes.zip(image.import_total_bytes) {
+        Some((done, total)) => format!("{state}, {:.1} of {:.1} MB", done as f64 / 1e6, total as f64 / 1e6),
+        None => state,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_shows_how_much_of_the_archive_is_read() {
+        let image = |import_done_bytes: Option<u64>| {
+            let total = import_done_bytes.map(|_| 500_000_000);
+            Image { state: "wanted".into(), import_done_bytes, import_total_bytes: total, ..Image::default() }
+        };
+        assert_eq!(describe_state(&image(None).into()), "wanted");
+        assert_eq!(describe_state(&image(Some(12_340_000)).into()), "wanted, 12.3 of 500.0 MB");
+    }
 }

@@ -16,7 +16,7 @@ use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
 use crate::runnable::{ExitView, RunnableView, health_summary, state_style};
 use crate::time::format_age;
-use crate::wire::system_time;
+use crate::wire::{non_empty, system_time};
 
 /// Number of log entries to print.
 const LOG_ENTRIES: u32 = 10;
@@ -44,6 +44,9 @@ struct NodeStatusView {
 #[derive(Debug, Serialize)]
 struct RunnableStatusView<'a> {
     node: RunnableView,
+    /// What it is doing, and how much of that is done; absent if it reports none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<String>,
     /// Entries in the format of `logs`.
     log: &'a [serde_json::Value],
 }
@@ -126,6 +129,7 @@ async fn show_runnable(api: &mut ApiClient, dn: String, printer: &mut Printer) -
     let request = StatusRequest { dn, log_entries: LOG_ENTRIES };
     let status = api.call(async |client| client.status(request).await).await?;
     let node = RunnableView::from(status.node.unwrap_or_default());
+    let progress = non_empty(status.progress);
     let log: Vec<LogEntry> = status.log.into_iter().map(LogEntry::try_from).collect::<Result<_, _>>()?;
     if printer.is_json {
         // An entry has the same JSON as in the output of `logs`.
@@ -135,18 +139,26 @@ async fn show_runnable(api: &mut ApiClient, dn: String, printer: &mut Printer) -
             .collect::<Result<_, _>>()
             .map_err(std::io::Error::from)?;
         let healthy = node.healthy;
-        printer.print_json(&RunnableStatusView { node, log: &log })?;
+        printer.print_json(&RunnableStatusView { node, progress, log: &log })?;
         return health_result(healthy);
     }
-    print_runnable(&node, &log, printer)?;
+    print_runnable(&node, progress.as_deref(), &log, printer)?;
     health_result(node.healthy)
 }
 
-fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) -> Result<(), CommandError> {
+fn print_runnable(
+    node: &RunnableView,
+    progress: Option<&str>,
+    log: &[LogEntry],
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
     let dn = printer.style_text(TextStyle::Strong, &node.dn);
     let state = printer.style_text(state_style(node.state), node.state);
     let since = node.since_time.map(format_age).unwrap_or_default();
     printer.print_line(&format!("{dn} is {state} for {since}"))?;
+    if let Some(progress) = progress {
+        printer.print_line(&format!("  {}", escape_control(progress)))?;
+    }
     let why = node.waiting_for.as_deref().map(escape_control);
     match (node.state, why) {
         ("skipped", Some(reason)) => printer.print_line(&format!("  skipped      {reason}"))?,

@@ -203,6 +203,33 @@ fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services
 
 #[test]
 #[ignore = "needs containerd and root"]
+fn a_watch_follows_the_states_and_the_bytes_of_an_import() {
+    let images = new_bundle_dir();
+    let noded = NodedProcess::start(&preseed_config(images.path(), ""));
+    noded.wait_ready(PRESEED);
+    let watch = noded.follow(&["images", "--watch"]);
+    watch.find_value(|list| list.as_array().unwrap().is_empty());
+    put_image(&images, "a", 300_000_000);
+    let size = fs::metadata(images.path().join("k8s.io/a.tar")).unwrap().len();
+    let mut before = 0;
+    let states = watch.find_value(|list| {
+        let Some(image) = list.get(0) else { return false };
+        let done = image["import_done_bytes"].as_u64();
+        assert!(done.is_none_or(|done| done >= before && image["import_total_bytes"] == size), "{list}");
+        before = done.unwrap_or(before);
+        before > 0
+    });
+    assert_eq!(states[0]["state"], "wanted", "{states}");
+    let text = noded.ask(&["status", PRESEED]);
+    assert!(!text.contains("imports") || text.contains("k8s.io/a.tar: "), "{text}");
+    watch.find_value(|list| list[0]["state"] == "listed" && list[0]["import_total_bytes"].is_null());
+    fs::remove_file(images.path().join("k8s.io/a.tar")).unwrap();
+    watch.find_value(|list| list[0]["bundle"].is_null());
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
 fn directories_are_added_and_removed_by_a_reload_and_containerd_runs_on() {
     let [first, second] = [new_bundle_dir(), new_bundle_dir()];
     put_image(&first, "a", 1000);

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::{Stream, stream};
 use nodekeel_containerd_svc::{
     ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImagePolicy, ImageProof, ImageStage,
     ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind,
@@ -17,7 +18,7 @@ use nodekeel_containerd_svc::{
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
@@ -26,6 +27,12 @@ use crate::v1;
 
 /// The time for a list, which ends before the timeout of a client does: it is not the node that does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The pause between two lists of a client that watches.
+const WATCH_PAUSE: Duration = Duration::from_millis(200);
+
+/// The DN of the import of bundles.
+pub(crate) const PRESEED_DN: &str = "root.containerd.preseed";
 
 /// The namespace of the kubelet's images, which containerd creates with the first of them.
 ///
@@ -99,6 +106,50 @@ pub(crate) async fn list_images(
     let (verified_bytes, verify_bytes) = preseed.and_then(|preseed| preseed.proof_progress()).unzip();
     let response = images_response(merge_states(images, states));
     Ok(v1::ImagesResponse { verified_bytes, verify_bytes, ..response })
+}
+
+/// Streams the list: now, and again when a state of an image of a bundle has changed. An error ends it.
+pub(crate) fn watch_images(
+    images: Option<Arc<ImageAccess>>,
+    request: v1::ImagesRequest,
+) -> impl Stream<Item = Result<v1::ImagesResponse, Status>> + Send {
+    let preseed = images.as_ref().and_then(|images| images.preseed.as_ref());
+    let mut changes = preseed.map(Preseed::watch_states);
+    if let Some(changes) = &mut changes {
+        // So that the first list is sent at once.
+        changes.mark_changed();
+    }
+    let is_first = changes.is_none();
+    stream::unfold(Some((images, request, changes, is_first)), |state| async move {
+        let (images, request, mut changes, is_first) = state?;
+        match &mut changes {
+            // Without bundles, no image has a state that changes.
+            None if is_first => {}
+            None => std::future::pending().await,
+            // The preseed lives as long as the node's images.
+            Some(changes) => changes.changed().await.ok()?,
+        }
+        let list = list_images(images.clone(), &request).await;
+        let next = list.is_ok().then_some((images, request, changes, false));
+        if next.is_some() {
+            // What changes until then is one list.
+            sleep(WATCH_PAUSE).await;
+        }
+        Some((list, next))
+    })
+}
+
+/// The bundle that is being read, and how much of it is done; empty if there is none.
+pub(crate) fn describe_progress(images: Option<Arc<ImageAccess>>) -> String {
+    let states =
+        images.and_then(|images| images.preseed.as_ref().map(Preseed::image_states)).unwrap_or_default();
+    let reading = states.iter().find_map(|state| Some((state, state.progress?)));
+    let describe = |(state, (done, total)): (&ImageState, (u64, u64))| {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let (file, done, total) = (&state.bundle, megabytes(done), megabytes(total));
+        format!("imports {}/{file}: {done:.1} of {total:.1} MB", state.namespace)
+    };
+    reading.map(describe).unwrap_or_default()
 }
 
 /// Compares images with their digests, and repairs them on request. The reports end with the comparison, which ends with the
@@ -378,7 +429,7 @@ fn merge_states(listed: Vec<Image>, states: Vec<ImageState>) -> Vec<v1::Image> {
         })
         .collect();
     let absent = by_name.into_values().map(|mut state| {
-        if state.stage != ImageStage::Wanted {
+        if !matches!(state.stage, ImageStage::Wanted | ImageStage::Refused) {
             state.stage = ImageStage::Wanted;
             state.problem = Some("containerd does not list it any more".into());
         }
@@ -415,7 +466,11 @@ fn image_message(image: Image, state: Option<ImageState>) -> v1::Image {
 }
 
 fn with_state(message: v1::Image, state: ImageState) -> v1::Image {
+    let (import_done_bytes, import_total_bytes) = state.progress.unzip();
     v1::Image {
+        import_done_bytes,
+        import_total_bytes,
+        not_compared: state.not_compared.unwrap_or_default(),
         size_bytes: state.bytes,
         bundle: state.bundle,
         directory: state.directory.display().to_string(),
@@ -462,6 +517,8 @@ mod tests {
             bytes: Some(7),
             is_unpacked: true,
             problem: None,
+            not_compared: None,
+            progress: None,
         }
     }
 

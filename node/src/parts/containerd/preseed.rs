@@ -135,7 +135,8 @@ impl Collector for BundleCollector {
         let gauge = |count| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
         let states = self.0.image_states();
         if !states.is_empty() {
-            let help = "Images of bundles, by state: wanted, damaged, listed, or answered by the CRI";
+            let help =
+                "Images of bundles, by state: wanted, refused, damaged, listed, or answered by the CRI";
             let mut images = encoder.encode_descriptor("images", help, None, MetricType::Gauge)?;
             for stage in ImageStage::ALL {
                 let count = states.iter().filter(|state| state.stage == stage).count();

@@ -294,7 +294,11 @@ impl Control for ControlService {
         let query = LogQuery::of_dn(self.parse_log_dn(&dn)?).last_entries(newest);
         let mut reader = self.running.log_store.open_reader(query).map_err(log_query::invalid_query)?;
         let log = reader.read_backlog().into_iter().map(wire::entry_to_wire).collect();
-        Ok(Response::new(v1::StatusResponse { node: Some(node), log }))
+        let progress = match dn == images::PRESEED_DN {
+            true => images::describe_progress(self.running.extension()),
+            false => String::new(),
+        };
+        Ok(Response::new(v1::StatusResponse { node: Some(node), log, progress }))
     }
 
     type LogsStream = ResponseStream<v1::LogsResponse>;
@@ -633,6 +637,17 @@ impl Control for ControlService {
             self.record_action(request, |_| ("root", "reset of the node".into()))
         };
         Ok(Response::new(answer_reset(&self.running, request).await?))
+    }
+
+    type WatchImagesStream = ResponseStream<v1::ImagesResponse>;
+
+    async fn watch_images(
+        &self,
+        request: Request<v1::ImagesRequest>,
+    ) -> Result<Response<Self::WatchImagesStream>, Status> {
+        let lists = images::watch_images(self.running.extension(), request.into_inner());
+        let lists = streams::until_stopped(&self.stop, lists);
+        Ok(Response::new(Box::pin(lists.map(Result::flatten))))
     }
 
     type VerifyImagesStream = ResponseStream<v1::ImageVerification>;
