@@ -171,6 +171,13 @@ impl CriClient {
         status.image.is_some()
     }
 
+    /// Pulls an image from its registry; returns the id of the image.
+    pub(crate) async fn pull_image(&self, name: &str) -> Result<String, Status> {
+        let request = wire::ImageStatus { image: Some(wire::Name { name: name.to_owned() }) };
+        let wire::Id { id } = self.call("ImageService/PullImage", request).await?;
+        Ok(id)
+    }
+
     /// Removes an image, as `crictl rmi` does.
     pub(crate) async fn remove_image(&self, name: &str) {
         let request = wire::ImageStatus { image: Some(wire::Name { name: name.to_owned() }) };

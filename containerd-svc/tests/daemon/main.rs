@@ -12,6 +12,7 @@ mod gvisor;
 mod harness;
 mod images;
 mod late_cri;
+mod mirrors;
 mod pods;
 mod process;
 mod second_version;
