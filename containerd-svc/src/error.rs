@@ -89,6 +89,18 @@ pub enum ArchivedImageError {
     /// An image name is invalid.
     #[error("the image archive has an invalid image name")]
     InvalidName(#[source] InvalidContainerdName),
+    /// The name has the digest of another image, or of an index of which the archive has one image: save the image with that digest, or all
+    /// of the index.
+    #[error(
+        "image {name} of the archive has the digest {found}: save it by its own digest or by a tag, or save it for all platforms \
+         (skopeo copy --all)"
+    )]
+    NameDigest {
+        /// The image.
+        name: ImageName,
+        /// The digest of its manifest, or of its index of manifests.
+        found: Digest,
+    },
     /// Different images have the same name.
     #[error("the image archive has different images with the name {name}: save each under another name")]
     DuplicateName {

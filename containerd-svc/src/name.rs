@@ -121,6 +121,11 @@ impl ImageName {
         named.map_or(&self.0, |(repository, _)| repository)
     }
 
+    /// The digest as it is in the name, if it has one.
+    pub(crate) fn digest(&self) -> Option<&str> {
+        self.0.split_once('@').map(|(_, digest)| digest)
+    }
+
     /// The same repository with this digest in the place of the tag; `None` for a name with a digest.
     pub(crate) fn with_digest(&self, digest: &crate::Digest) -> Option<Self> {
         // A complete name without a digest has a tag.

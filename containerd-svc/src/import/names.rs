@@ -24,6 +24,11 @@ pub(super) struct ImageCandidates {
 
 impl ImageCandidates {
     fn add(&mut self, name: ImageName, target: Descriptor) {
+        // Who asks for a digest is to get nothing else.
+        if name.digest().is_some_and(|digest| digest != target.digest.to_string()) {
+            let found = target.digest;
+            return self.leave_out(name.to_string(), ArchivedImageError::NameDigest { name, found });
+        }
         let targets = self.named.entry(name).or_default();
         if !targets.iter().any(|known| known.digest == target.digest) {
             targets.push(target);

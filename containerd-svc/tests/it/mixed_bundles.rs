@@ -119,6 +119,10 @@ async fn what_is_damaged_or_unusable_has_failed_by_name_beside_a_good_image() {
             "digest mismatch",
             docker.clone().with_image(&["localhost/bad:1"], b"bad").with_damaged_content(b"bad"),
         ),
+        (
+            "of the archive has the digest",
+            good().with_image(&[&format!("localhost/bad@{}", Digest::of_content(b"another"))], b"bad"),
+        ),
         ("is missing", docker.with_image(&["localhost/bad:1"], b"bad").without_content(b"bad")),
         (
             "different images",
