@@ -55,7 +55,7 @@ struct CountingConsensus {
 
 impl Consensus for CountingConsensus {
     fn prepare_member(&self, start: StartOptions) -> PreparedMember {
-        let PreparedMember { service, status } = self.inner.prepare_member(start);
+        let PreparedMember { service, status, recovery } = self.inner.prepare_member(start);
         let (sender, receiver) = watch::channel(status.current_status());
         let (sender, calls) = (Arc::new(sender), Arc::clone(&self.calls));
         let run = move |ctx: Context| {
@@ -65,6 +65,7 @@ impl Consensus for CountingConsensus {
         PreparedMember {
             service: MemberService::from_runnable(run),
             status: StatusWatch::from_receiver(receiver),
+            recovery,
         }
     }
 }

@@ -22,6 +22,7 @@ mod member;
 #[cfg(feature = "memory")]
 pub mod memory;
 mod names;
+mod recovery;
 mod report;
 mod start;
 mod status;
@@ -37,6 +38,7 @@ pub use join::JoinRefusal;
 pub use maintenance::{SnapshotStream, StoreMaintenance, check_defragment, check_disarm};
 pub use member::{Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
+pub use recovery::{LostMember, MemberRecovery, RecoveryError, RecoveryPlan, RecoveryState};
 pub use report::{ClusterReport, MemberFacts, MemberReport};
 pub use start::{StartMode, StartOptions};
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};

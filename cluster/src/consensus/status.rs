@@ -7,7 +7,7 @@ use std::time::Duration;
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 use tokio::sync::watch;
 
-use super::{ClusterAccess, DataTransfer, JoinRefusal};
+use super::{ClusterAccess, DataTransfer, JoinRefusal, MemberRecovery};
 
 /// The status of this node's member.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +111,8 @@ pub struct PreparedMember {
     pub service: MemberService,
     /// The member's status.
     pub status: StatusWatch,
+    /// The recovery of its cluster from this member; `None` if the implementation has none.
+    pub recovery: Option<Arc<dyn MemberRecovery>>,
 }
 
 /// A type-erased runnable.

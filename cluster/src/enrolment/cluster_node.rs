@@ -18,9 +18,13 @@ use super::failure::FailureReason;
 use super::journal::TestHook;
 use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership, WaitCause};
 use crate::consensus::kv::KvStore;
-use crate::consensus::{self, InvalidName, StatusWatch};
+use crate::consensus::{
+    self, InvalidName, MemberRecovery, MembershipError, RecoveryError, RecoveryPlan, RecoveryState,
+    StatusWatch,
+};
 use crate::node::{
-    DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeRemover, NodeStore, TicketIssueError,
+    DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeId, NodeRemover, NodeStore,
+    TicketIssueError,
 };
 
 /// The settings of a node's enrolment.
@@ -86,6 +90,8 @@ pub(super) struct SharedState {
     published: watch::Sender<PublishedState>,
     /// An operator has asked the node for a cluster, and no ticket has been found since.
     pub(super) cluster_request: watch::Sender<Option<ClusterRequest>>,
+    /// Changes when an operator has requested the recovery of the cluster from this node.
+    pub(super) recovery_requests: watch::Sender<()>,
 }
 
 /// What an operator asks of a node that waits for a ticket.
@@ -104,6 +110,8 @@ pub(super) struct PublishedState {
     pub(super) phase_history: Vec<EnrolmentPhase>,
     /// The status of the member, once it was started.
     pub(super) member: Option<StatusWatch>,
+    /// The recovery of the cluster from that member.
+    pub(super) recovery: Option<Arc<dyn MemberRecovery>>,
     /// The condition that keeps the node from taking part at present, if it is known.
     pub(super) condition: Option<Arc<str>>,
     /// The failure of the run before, until the node is in its cluster.
@@ -169,6 +177,44 @@ pub enum TicketAccessError {
     Issue(#[source] TicketIssueError),
 }
 
+/// The cause for which the cluster was not recovered from this node.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ClusterRecoveryError {
+    /// Its member is not started, or it is not in a cluster yet.
+    #[error(
+        "the node's enrolment is {state}: a cluster is recovered from a node that has been in it, while its member starts"
+    )]
+    NoMember {
+        /// The present state.
+        state: EnrolmentPhase,
+    },
+    /// The node is not the one that was named.
+    #[error(
+        "this is node {node}: run the command on node {given}, or name this one to recover the cluster from it"
+    )]
+    OtherNode {
+        /// The name that was given.
+        given: NodeId,
+        /// The node.
+        node: NodeId,
+    },
+    /// Its cluster is in memory.
+    #[error("the cluster's store is in memory: nothing of it can be recovered")]
+    InMemory,
+    /// The member refuses.
+    #[error("the cluster is not recovered from this node")]
+    Member(#[source] RecoveryError),
+    /// A majority of the voters answered when the member started again. Nothing was changed.
+    #[error(
+        "a majority of the voters has come back: the cluster goes on with its members, and nothing was changed"
+    )]
+    MajorityReturned,
+    /// The recovered cluster does not list its members.
+    #[error("the recovery has ended, and the list of members can't be read")]
+    Members(#[source] MembershipError),
+}
+
 impl ClusterNode {
     /// A node that has not started enrolment: run it.
     pub fn new(deps: Deps, settings: EnrolmentSettings) -> Self {
@@ -191,6 +237,7 @@ impl ClusterNode {
             state: EnrolmentState::New,
             phase_history: vec![EnrolmentPhase::New],
             member: None,
+            recovery: None,
             condition: None,
             last_failure: None,
         };
@@ -202,6 +249,7 @@ impl ClusterNode {
             test_hook: hook,
             published,
             cluster_request: watch::Sender::new(None),
+            recovery_requests: watch::Sender::new(()),
         }))
     }
 
@@ -378,6 +426,67 @@ impl ClusterNode {
     pub fn node_remover(&self) -> Result<NodeRemover, KvAccessError> {
         let member = self.cluster_access().map_err(KvAccessError::Unavailable)?;
         NodeRemover::new(member).map_err(KvAccessError::Namespace)
+    }
+
+    /// The members that a recovery of the cluster from this node, of this name, takes out.
+    ///
+    /// # Errors
+    /// [`ClusterRecoveryError`].
+    pub async fn plan_recovery(&self, node: &NodeId) -> Result<RecoveryPlan, ClusterRecoveryError> {
+        self.member_recovery(node)?.plan().await.map_err(ClusterRecoveryError::Member)
+    }
+
+    /// Makes a cluster of one of this node, of this name, when a majority of the voters is lost for ever: with its data, and without
+    /// all other nodes, which can't come back. Returns once the node is in it.
+    ///
+    /// # Errors
+    /// [`ClusterRecoveryError`].
+    ///
+    /// # Cancel safety
+    /// Once it is requested, the recovery goes on without this future.
+    pub async fn recover_cluster(&self, node: &NodeId) -> Result<RecoveryPlan, ClusterRecoveryError> {
+        let recovery = self.member_recovery(node)?;
+        let plan = recovery.request().await.map_err(ClusterRecoveryError::Member)?;
+        self.0.recovery_requests.send_replace(());
+        let mut published = self.0.published.subscribe();
+        loop {
+            let is_running = matches!(published.borrow_and_update().state, EnrolmentState::Running(_));
+            if is_running
+                && recovery.state().await.map_err(ClusterRecoveryError::Member)? == RecoveryState::None
+            {
+                break;
+            }
+            if published.changed().await.is_err() {
+                // The sender exists as long as this handle.
+                return std::future::pending().await;
+            }
+        }
+        match self.cluster_members() {
+            Ok(members) => match members.list_members().await.map_err(ClusterRecoveryError::Members)?.len() {
+                1 => Ok(plan),
+                _ => Err(ClusterRecoveryError::MajorityReturned),
+            },
+            // It restarts, and is recovered.
+            Err(_) => Ok(plan),
+        }
+    }
+
+    fn member_recovery(&self, given: &NodeId) -> Result<Arc<dyn MemberRecovery>, ClusterRecoveryError> {
+        let published = self.0.published.borrow();
+        let node = match &published.state {
+            EnrolmentState::Running(membership) => Some(&membership.node_id),
+            EnrolmentState::Restarting(run) => run.node_id(),
+            _ => None,
+        };
+        let no_member = || ClusterRecoveryError::NoMember { state: published.state.phase() };
+        let node = node.ok_or_else(no_member)?;
+        if node != given {
+            return Err(ClusterRecoveryError::OtherNode { given: given.clone(), node: node.clone() });
+        }
+        if published.member.is_none() {
+            return Err(no_member());
+        }
+        published.recovery.clone().ok_or(ClusterRecoveryError::InMemory)
     }
 
     /// Issues golden tickets for nodes that are to join, if [enabled](EnrolmentSettings::golden_tickets).

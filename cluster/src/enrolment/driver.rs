@@ -20,7 +20,7 @@ use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::EnrolmentProgress;
 use super::state::{EnrolmentPhase, EnrolmentState};
 use super::steps::StepRunner;
-use crate::consensus::{MemberStatus, StatusWatch};
+use crate::consensus::{MemberRecovery, MemberStatus, RecoveryState, StatusWatch};
 
 /// The pause between two looks for a ticket, while the node waits for one.
 const TICKET_PAUSE: Duration = Duration::from_secs(2);
@@ -41,6 +41,8 @@ pub(super) struct RunState {
     pub(super) journal: Option<EnrolmentJournal>,
     pub(super) certificate: Option<Certificate>,
     pub(super) member: Option<StatusWatch>,
+    /// The recovery of the cluster from that member.
+    pub(super) recovery: Option<Arc<dyn MemberRecovery>>,
     /// The address at which the member is reached.
     pub(super) member_address: Option<IpAddr>,
     /// The condition that the current step waits for.
@@ -73,6 +75,7 @@ pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Res
                 biased;
                 canceled = driver.ctx.canceled() => Err(canceled.into()),
                 changed = driver.wait_address_change() => Err(changed.into()),
+                () = driver.wait_recovery_request() => Err(RecoveryRequested.into()),
                 signaled = driver.follow_member() => {
                     Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
                 }
@@ -91,6 +94,12 @@ struct AddressChange {
     from: IpAddr,
     to: IpAddr,
 }
+
+/// The cluster of a running node is recovered from it: the next run starts its member alone, and removes what the cluster has of
+/// the others.
+#[derive(Debug, Error)]
+#[error("the cluster is being recovered from this node: restarting its member")]
+struct RecoveryRequested;
 
 /// Fails a run that is dropped before its end, or panics, so that waiters are notified.
 struct FailOnDrop<'a>(&'a EnrolmentDriver);
@@ -116,6 +125,7 @@ impl Drop for ReportEndOnDrop<'_> {
             state: EnrolmentState::Failed(FailureReason::RunEnded),
             phase_history: history,
             member: None,
+            recovery: None,
             condition: None,
             last_failure: None,
         });
@@ -174,9 +184,9 @@ impl EnrolmentDriver {
         let fsm = self.fsm();
         let (state, history) = (fsm.current_state().clone(), fsm.phase_history().to_vec());
         drop(fsm);
-        let (member, condition) = {
+        let (member, recovery, condition) = {
             let run_state = self.run_state();
-            (run_state.member.clone(), run_state.condition.clone())
+            (run_state.member.clone(), run_state.recovery.clone(), run_state.condition.clone())
         };
         let condition = match &state {
             // With a ticket it may wait for its address.
@@ -194,6 +204,7 @@ impl EnrolmentDriver {
             state,
             phase_history: history,
             member,
+            recovery,
             condition: condition.clone(),
             // `SharedState::publish` derives it from the state.
             last_failure: None,
@@ -421,6 +432,23 @@ impl EnrolmentDriver {
             let reason = network.no_address_reason().unwrap_or_else(|| "no address yet".to_owned());
             self.set_condition(Some(reason));
             watch.changed().await.map_err(|_| StepError::AddressWatchClosed)?;
+        }
+    }
+
+    /// Waits until a recovery of the cluster from this node is requested, or finds one that is not complete.
+    async fn wait_recovery_request(&self) {
+        let Some(recovery) = self.run_state().recovery.clone() else { return std::future::pending().await };
+        let mut requests = self.shared.recovery_requests.subscribe();
+        loop {
+            match recovery.state().await {
+                Ok(RecoveryState::None) => {}
+                Ok(_) => return,
+                Err(error) => tracing::warn!("{}", Failure::new(error)),
+            }
+            if requests.changed().await.is_err() {
+                // The sender exists as long as this handle.
+                return std::future::pending().await;
+            }
         }
     }
 

@@ -13,9 +13,10 @@ use thiserror::Error;
 
 use super::progress::InvalidProgress;
 use super::step::EnrolmentStep;
-use crate::consensus::JoinRefusal;
+use crate::consensus::{JoinRefusal, RecoveryError};
 use crate::node::{
-    ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeStoreError, TicketError, TicketId,
+    ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeRemovalError, NodeStoreError, TicketError,
+    TicketId,
 };
 
 /// The activity of a run.
@@ -257,6 +258,12 @@ pub enum StepError {
     /// The cluster does not admit the node's member. Nothing was started.
     #[error("can't join the cluster")]
     JoinRefused(#[source] JoinRefusal),
+    /// The recovery of the cluster from this node can't be completed. The next run repeats it.
+    #[error("can't complete the recovery of the cluster from this node")]
+    Recovery(#[source] RecoveryError),
+    /// What the recovered cluster has of its former nodes can't be removed. The next run repeats it.
+    #[error("can't remove the lost nodes from the recovered cluster")]
+    LostNodes(#[source] NodeRemovalError),
     /// The node's record can't be written into the cluster.
     #[error("can't register the node in the cluster's etcd")]
     Record(#[source] NodeStoreError),

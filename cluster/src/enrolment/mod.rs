@@ -69,7 +69,8 @@ mod steps;
 
 pub use bootstrap_record::BootstrapRecord;
 pub use cluster_node::{
-    BootstrapRefusal, ClusterNode, EnrolmentSettings, KvAccessError, NodeUnavailable, TicketAccessError,
+    BootstrapRefusal, ClusterNode, ClusterRecoveryError, EnrolmentSettings, KvAccessError, NodeUnavailable,
+    TicketAccessError,
 };
 pub use deps::{ConsensusFactory, Deps};
 pub use failure::{EnrolmentActivity, FailureReason, StepError};

@@ -15,11 +15,13 @@ use super::fsm::StepOutput;
 use super::progress::{EnrolmentKind, EnrolmentProgress};
 use super::state::EnrolmentState;
 use super::step::{EnrolmentStep, StepMode};
-use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
+use crate::consensus::{
+    self, MemberName, MemberStatus, PreparedMember, RecoveryState, StartOptions, StatusWatch,
+};
 use crate::node::NODES_NAMESPACE;
 use crate::node::{
-    ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError,
-    expel_others,
+    ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRemover, NodeRoles, NodeStore,
+    NodeStoreError, expel_others,
 };
 
 /// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
@@ -141,20 +143,44 @@ impl StepRunner<'_> {
         let opened = self.0.run_blocking(move || {
             shared.deps.consensus.open(&shared.volume_root()?).map_err(StepError::Consensus)
         });
-        let PreparedMember { service, status } = opened.await?.prepare_member(start);
+        let PreparedMember { service, status, recovery } = opened.await?.prepare_member(start);
         // A child of this run: the supervisor stops it when the run ends, and the next run starts another.
         self.0.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
-        self.0.run_state().member = Some(status);
+        {
+            let mut run_state = self.0.run_state();
+            (run_state.member, run_state.recovery) = (Some(status), recovery);
+        }
         // Only the first start writes the cluster's id. Later ones read it, and the state machine compares it
         // with the record.
         let founded = input.progress.founded_cluster().filter(|_| mode == StepMode::FirstRun);
-        self.call_cluster(|nodes| async move {
+        let cluster = self.call_cluster(|nodes| async move {
             match founded {
                 Some(founded) => nodes.init_cluster_id(founded).await,
                 None => nodes.cluster_id().await,
             }
-        })
-        .await
+        });
+        let cluster = cluster.await?;
+        self.finish_recovery().await?;
+        Ok(cluster)
+    }
+
+    /// Removes what the cluster has of all other nodes, if it is recovered from this one.
+    async fn finish_recovery(&self) -> Result<(), StepError> {
+        let (recovery, status) = {
+            let run_state = self.0.run_state();
+            (run_state.recovery.clone(), run_state.member.clone())
+        };
+        let (Some(recovery), Some(mut status)) = (recovery, status) else { return Ok(()) };
+        if recovery.state().await.map_err(StepError::Recovery)? != RecoveryState::Alone {
+            return Ok(());
+        }
+        let running = self.wait_serving(&mut status).await?;
+        let remover = NodeRemover::new(running).map_err(|error| StepError::Consensus(error.into()))?;
+        for removed in remover.remove_all_others().await.map_err(StepError::LostNodes)? {
+            tracing::warn!("the cluster is recovered from this node: {removed} is removed");
+        }
+        // Last: until then, each start repeats it.
+        recovery.complete().await.map_err(StepError::Recovery)
     }
 
     async fn put_record(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {

@@ -1,9 +1,10 @@
 //! Takes a node out of its cluster.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use nodekeel_localstorage::pki::Certificate;
+use nodekeel_localstorage::pki::{Certificate, RevocationList};
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
@@ -215,6 +216,47 @@ impl NodeRemover {
         Ok(())
     }
 
+    /// Removes all other nodes, when this one is the only member of its cluster: those with a record, and those with a certificate
+    /// that is not revoked, also if they have never joined. Returns them. It can be repeated.
+    ///
+    /// # Errors
+    /// [`NodeRemovalError`].
+    pub(crate) async fn remove_all_others(&self) -> Result<Vec<NodeId>, NodeRemovalError> {
+        let deadline = Instant::now() + RETRY_WITHIN;
+        let this = self.this_node()?;
+        let mut nodes = retry_until(deadline, || self.list_known(&this)).await?;
+        nodes.remove(&this);
+        for node in &nodes {
+            retry_until(deadline, || self.forget_replacement(node)).await?;
+            for step in RemovalStep::ALL {
+                retry_until(deadline, || self.run_step(node, step)).await?;
+            }
+        }
+        Ok(nodes.into_iter().collect())
+    }
+
+    /// The nodes that have a record or a valid certificate.
+    async fn list_known(&self, this: &NodeId) -> Result<BTreeSet<NodeId>, NodeRemovalError> {
+        let records = self.nodes.list_records().await;
+        let records = records.map_err(|source| NodeRemovalError::Record { node: this.clone(), source })?;
+        let (issued, revoked) = self.list_certificates(this).await?;
+        let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));
+        // Those of other clients have other names.
+        let certified = valid.filter_map(|certificate| certificate.common_name()?.parse().ok());
+        Ok(records.into_iter().map(|stored| stored.id).chain(certified).collect())
+    }
+
+    /// The certificates that were issued, and those of them that are revoked.
+    async fn list_certificates(
+        &self,
+        node: &NodeId,
+    ) -> Result<(Vec<Certificate>, RevocationList), NodeRemovalError> {
+        let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
+        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
+        let issued = cluster_ca.list_issued().await.map_err(failed)?;
+        Ok((issued, cluster_ca.revocation_list().await.map_err(failed)?))
+    }
+
     /// Takes this node out of the cluster, by another voter: as [`remove_node`](Self::remove_node), after the leadership is moved
     /// there. Returns its name.
     ///
@@ -222,13 +264,7 @@ impl NodeRemover {
     /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed; from then on,
     /// [`NodeRemovalError::LeftBehind`], and another node completes it.
     pub async fn leave(&self) -> Result<NodeId, NodeRemovalError> {
-        let name = self.running.this_member().name.as_deref().unwrap_or_default();
-        let node: NodeId = name.parse().map_err(|error: InvalidNodeId| {
-            NodeRemovalError::HandOver(MembershipError::Rejected {
-                operation: "find this node's name",
-                source: error.into(),
-            })
-        })?;
+        let node = self.this_node()?;
         let deadline = Instant::now() + RETRY_WITHIN;
         let elsewhere = retry_until(deadline, || self.hand_over(&node)).await?;
         for step in RemovalStep::LEAVING {
@@ -239,6 +275,16 @@ impl NodeRemover {
             })?;
         }
         Ok(node)
+    }
+
+    fn this_node(&self) -> Result<NodeId, NodeRemovalError> {
+        let name = self.running.this_member().name.as_deref().unwrap_or_default();
+        name.parse().map_err(|error: InvalidNodeId| {
+            NodeRemovalError::HandOver(MembershipError::Rejected {
+                operation: "find this node's name",
+                source: error.into(),
+            })
+        })
     }
 
     /// The same work, done by another voter.
@@ -289,10 +335,7 @@ impl NodeRemover {
 
     /// For example of a node whose removal was interrupted, and that had not got a record yet.
     async fn has_valid_certificate(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
-        let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
-        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
-        let issued = cluster_ca.list_issued().await.map_err(failed)?;
-        let revoked = cluster_ca.revocation_list().await.map_err(failed)?;
+        let (issued, revoked) = self.list_certificates(node).await?;
         let is_of_node =
             |certificate: &&Certificate| SubjectNames::from_certificate(certificate).is_named(node.as_str());
         Ok(issued.iter().filter(is_of_node).any(|certificate| !revoked.is_revoked(certificate)))

@@ -31,6 +31,10 @@ nodekeel_localstorage::layout! {
         pub(super) data_differs: LayoutFile = "data_differs", 0o400;
         /// Written when etcd has found that its cluster has removed it: it is not started again.
         pub(super) removed: LayoutFile = "removed", 0o400;
+        /// The name of a member that rejects this one's certificate, which does not start until that member answers it again.
+        pub(super) rejected_by: LayoutFile = "rejected_by", 0o400;
+        /// How far the recovery of the cluster from this member is: see [`recovery`](super::recovery).
+        pub(super) recovery: LayoutFile = "recovery", 0o400;
         /// The number of the member's last start: see [`starts`](super::starts).
         pub(super) start: LayoutFile = "start", 0o400;
     }

@@ -14,7 +14,7 @@ use super::client::{WithoutLeader, connect_from};
 use super::join_claim::{JoinQuestion, check_claim, read_claim_at, record_claim};
 use super::kv::EtcdKv;
 use super::members::EtcdMembers;
-use super::peer_client::{ListedMember, PeerClient};
+use super::peer_client::{ListedMember, PeerClient, is_denial};
 use super::retry_pause::RetryPause;
 use crate::BoxError;
 use crate::consensus::join::{check_join, find_listed, find_started, find_voter, invitation_key};
@@ -299,7 +299,11 @@ pub(super) fn explain_rejection(error: io::Error) -> BoxError {
 
 /// Returns whether the error is as after a rejected certificate, and not that of a host or a process that is down.
 pub(super) fn is_rejection(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+    is_denial(error)
+        || matches!(
+            error.kind(),
+            ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
+        )
 }
 
 #[cfg(test)]

@@ -41,12 +41,14 @@ mod maintenance;
 mod members;
 mod peer_client;
 mod promote;
+mod recovery;
 mod restore;
 mod retry_pause;
 mod start_number;
 mod starts;
 mod transfer;
 mod version;
+mod wal;
 mod witness;
 
 use std::sync::Arc;
@@ -55,6 +57,7 @@ use nodekeel_localstorage::pki::{Certificate, Credentials};
 use nodekeel_localstorage::tree::EtcdDir;
 use nodekeel_supervisor::process::Process;
 use nodekeel_supervisor::{Context, Failure};
+use thiserror::Error;
 use tokio::sync::watch::channel;
 use tokio::task::spawn_blocking;
 
@@ -74,6 +77,7 @@ use self::local_member::LocalMember;
 use self::maintenance::EtcdMaintenance;
 use self::members::EtcdMembers;
 use self::peer_client::PeerClient;
+use self::recovery::EtcdRecovery;
 use self::retry_pause::RetryPause;
 use self::starts::MemberStart;
 use self::version::EtcdVersion;
@@ -111,30 +115,48 @@ impl Consensus for EtcdConsensus {
     fn prepare_member(&self, start: StartOptions) -> PreparedMember {
         let (sender, receiver) = channel(MemberStatus::NotStarted);
         let (sender, member) = (Arc::new(sender), self.clone());
+        let recovery =
+            EtcdRecovery::new(self.config.clone(), self.files.clone(), start.name.clone(), start.address);
+        let recovery = Arc::new(recovery);
+        let recovering = Arc::clone(&recovery);
         // The supervisor calls this for each run, so each gets its own copy of the options.
         let run = move |ctx: Context| {
             let (sender, member, start) = (Arc::clone(&sender), member.clone(), start.clone());
+            let recovery = Arc::clone(&recovering);
             async move {
                 let reporter = StatusReporter::report_starting(&sender);
                 let EtcdConsensus { config, files } = &member;
                 let this = LocalMember { config, files, name: &start.name, address: start.address };
-                let run = MemberRun { ctx: &ctx, reporter: &reporter, member: this };
-                let result = run.run(start.clone()).await;
+                let mut requests = recovery.watch_requests();
+                let run = MemberRun { ctx: &ctx, reporter: &reporter, member: this, recovery: &recovery };
+                let result = tokio::select! {
+                    biased;
+                    // The sender lives as long as this run.
+                    Ok(()) = requests.changed() => Err(RecoveryRequested.into()),
+                    result = run.run(start.clone()) => result,
+                };
                 reporter.report_exit(result)
             }
         };
         PreparedMember {
             service: MemberService::from_runnable(run),
             status: StatusWatch::from_receiver(receiver),
+            recovery: Some(recovery),
         }
     }
 }
+
+/// The member ends to start again as the only one of its cluster.
+#[derive(Debug, Error)]
+#[error("the cluster is being recovered from this member: restarting it")]
+struct RecoveryRequested;
 
 /// One run of the member, from the preparation of its files until its first part ends.
 struct MemberRun<'a> {
     ctx: &'a Context,
     reporter: &'a StatusReporter<'a>,
     member: LocalMember<'a>,
+    recovery: &'a EtcdRecovery,
 }
 
 impl MemberRun<'_> {
@@ -156,8 +178,9 @@ impl MemberRun<'_> {
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
+        let is_alone = self.recovery.resume().await?;
         // A voter whose disk is an older copy must not start. This wait, too, has no end without a majority.
-        let counting = MemberStart { member: self.member, prepared: &prepared };
+        let counting = MemberStart { member: self.member, prepared: &prepared, is_alone };
         let start = tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
@@ -206,6 +229,7 @@ impl MemberRun<'_> {
         let (files, binary) = (self.member.files.clone(), self.member.config.binary.clone());
         let prepare = move || {
             files::check_removal(&files)?;
+            recovery::exchange_logs(&files)?;
             let prepared = files::prepare_files(&files, &start)?;
             if let InitialCluster::New { .. } = prepared.initial_cluster {
                 files::discard_unsaved_cluster(&files)?;

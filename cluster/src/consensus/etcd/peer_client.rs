@@ -10,10 +10,12 @@ use etcd_client as api;
 use hyper_util::rt::TokioIo;
 use nodekeel_localstorage::pki::{Certificate, Credentials};
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
@@ -156,20 +158,46 @@ impl PeerClient {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let mut stream = self.0.connect(server, connect(url).await?).await?;
         let question = format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n{header}\r\n");
-        stream.write_all(question.as_bytes()).await?;
         let mut answer = Vec::new();
-        // etcd's server may take five seconds to close the connection: its timeout of a read.
-        while answer.len() < MAX_ANSWER && !is_complete(&answer) {
-            match stream.read_buf(&mut answer).await {
-                Ok(0) => break,
-                // Go's server may close the connection without closing TLS.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
-                Err(error) => return Err(error),
-                Ok(_) => {}
-            }
+        let read = read_answer(&mut stream, &question, &mut answer).await;
+        // By the handshake, it is the member. It looks at the certificate of this one afterwards.
+        if answer.is_empty() {
+            let source = read.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+            return Err(io::Error::new(source.kind(), Denial(source)));
         }
+        read?;
         parse_answer(answer)
     }
+}
+
+/// A member has ended the connection without an answer after it had identified itself: as one does with a certificate that it
+/// has revoked, or one that is stopped.
+#[derive(Debug, Error)]
+#[error("it ended the connection without an answer: {0}")]
+struct Denial(io::Error);
+
+/// Returns whether the error is of a member that had identified itself.
+pub(super) fn is_denial(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|source| source.is::<Denial>())
+}
+
+async fn read_answer(
+    stream: &mut TlsStream<TcpStream>,
+    question: &str,
+    answer: &mut Vec<u8>,
+) -> io::Result<()> {
+    stream.write_all(question.as_bytes()).await?;
+    // etcd's server may take five seconds to close the connection: its timeout of a read.
+    while answer.len() < MAX_ANSWER && !is_complete(answer) {
+        match stream.read_buf(answer).await {
+            Ok(0) => break,
+            // Go's server may close the connection without closing TLS.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+    }
+    Ok(())
 }
 
 impl ListedMember {
@@ -181,6 +209,10 @@ impl ListedMember {
     /// The member's name; `None` until it has started for the first time.
     pub(super) fn name(&self) -> Option<&str> {
         Some(self.name.as_str()).filter(|name| !name.is_empty())
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(super) fn is_named(&self, name: &str) -> bool {

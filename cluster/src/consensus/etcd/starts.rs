@@ -14,6 +14,10 @@
 //! it: fewer can't elect a leader with its vote, so that this wait costs nothing. Voters that all start at once answer
 //! each other before they start: see [`witness`](super::witness).
 //!
+//! One that has revoked this voter's certificate answers nothing. It speaks for the whole cluster, which may be recovered from
+//! it alone: the others that were lost would be a majority of the former one. So a single one of them suffices, and each that
+//! can be reached is asked before the start; what it said once holds until it answers again.
+//!
 //! What this can't see: a start that every voter of the new majority has slept through; a copy of a running voter that
 //! is put back before the voter starts again; and the copy of a lone voter together with the file outside. A copy is
 //! therefore never put back: its node joins again, with another id.
@@ -34,11 +38,11 @@ use super::backend::{DB_PATH, stored_members};
 use super::files::{self, PreparedFiles};
 use super::join_check::{explain_rejection, is_rejection};
 use super::local_member::LocalMember;
-use super::peer_client::{ListedMember, PeerClient};
+use super::peer_client::{ListedMember, PeerClient, is_denial};
 use super::retry_pause::RetryPause;
 use super::start_number::StartNumber;
 use super::witness::Witness;
-use crate::consensus::{ConsensusError, MemberName, REMOVED_NODE, StatusReporter, VoterReach};
+use crate::consensus::{ConsensusError, MemberName, PeerUrl, REMOVED_NODE, StatusReporter, VoterReach};
 
 /// The longest start record that is read: a name and a number.
 const MAX_RECORD: u64 = 256;
@@ -110,12 +114,16 @@ impl OutsideRecord<'_> {
 
 /// The members that etcd's data lists, and the last start of this one that the disk proves.
 #[derive(Debug)]
-struct DiskFacts {
-    start: StartNumber,
-    members: Vec<ListedMember>,
+pub(super) struct DiskFacts {
+    pub(super) start: StartNumber,
+    pub(super) members: Vec<ListedMember>,
 }
 
-fn read_disk(files: &EtcdDir, record: &LayoutFile, name: &MemberName) -> Result<DiskFacts, ConsensusError> {
+pub(super) fn read_disk(
+    files: &EtcdDir,
+    record: &LayoutFile,
+    name: &MemberName,
+) -> Result<DiskFacts, ConsensusError> {
     let failed = "read the number of the member's starts";
     let content = record.read_if_present().map_err(ConsensusError::backend(failed))?;
     let recorded = content.and_then(|content| std::str::from_utf8(&content).ok()?.trim_end().parse().ok());
@@ -138,6 +146,8 @@ fn list_members(file: &File) -> io::Result<Vec<ListedMember>> {
 pub(super) struct MemberStart<'a> {
     pub(super) member: LocalMember<'a>,
     pub(super) prepared: &'a PreparedFiles,
+    /// The cluster is recovered from it: its database may still list the others.
+    pub(super) is_alone: bool,
 }
 
 impl MemberStart<'_> {
@@ -161,7 +171,7 @@ impl MemberStart<'_> {
                     record: self.member.config.start_record.clone().unwrap_or_default(),
                 });
             }
-            if !self.is_forced_alone() {
+            if !self.is_alone && !self.is_forced_alone() {
                 self.ask_others(&facts, reporter).await?;
             }
         }
@@ -215,6 +225,8 @@ impl MemberStart<'_> {
         let is_voter = |member: &&&ListedMember| !member.is_learner();
         let voters: Vec<_> = others.iter().filter(is_voter).filter_map(|member| member.name()).collect();
         let voters: Vec<String> = voters.into_iter().map(str::to_owned).collect();
+        // One without a name has not started: it has seen nothing, and is not asked.
+        let asked: Vec<_> = others.iter().filter_map(|member| member.name().zip(member.peer_url())).collect();
         let (mut seen, mut is_waiting) = (BTreeMap::new(), false);
         // The only voter asks nobody.
         if decide_start(facts.start, &voters, &seen) == StartDecision::Start {
@@ -226,22 +238,40 @@ impl MemberStart<'_> {
         let witness = Witness::new(self.member, &self.prepared.credentials, &facts.members)?;
         let asking = ask_all(&client, name, &others, &sender);
         let answering = witness.answer(&sender);
+        let mut rejected_by = load_rejection(self.member.files).await?;
+        rejected_by.take_if(|name| !asked.iter().any(|(asked, _)| name == asked));
         let deciding = async {
-            let mut errors = BTreeMap::new();
+            let mut errors: BTreeMap<String, NoAnswer> = BTreeMap::new();
             loop {
                 match answers.recv().await {
                     Some((voter, Ok(start))) => {
                         errors.remove(&voter);
+                        if rejected_by.take_if(|name| *name == voter).is_some() {
+                            store_rejection(self.member.files, None).await?;
+                        }
                         seen.insert(voter, start);
                     }
                     Some((voter, Err(error))) => {
-                        errors.insert(voter, error);
+                        let is_denied = errors.get(&voter).is_some_and(|before| before.is_denial);
+                        // Once may be the stop of that member. It counts on when that member is off, and when this one starts again.
+                        if is_denied && error.is_denial && rejected_by.is_none() {
+                            store_rejection(self.member.files, Some(voter.clone())).await?;
+                            rejected_by = Some(voter.clone());
+                        }
+                        if !is_denied || error.is_denial {
+                            errors.insert(voter, error);
+                        }
                     }
                     // The senders live longer.
                     None => return std::future::pending().await,
                 }
+                // A cluster that was recovered from one member is a minority of the former one: only that member can say so.
+                let is_known = |name: &str| seen.contains_key(name) || errors.contains_key(name);
+                let are_asked = asked.iter().all(|(name, _)| is_known(name));
+                let denial = errors.iter().find(|(_, error)| error.is_denial).map(|(name, _)| name);
+                let denial = rejected_by.as_ref().or(denial);
                 match decide_start(facts.start, &voters, &seen) {
-                    StartDecision::Start => return Ok(()),
+                    StartDecision::Start if are_asked && denial.is_none() => return Ok(()),
                     StartDecision::OlderDisk { witness, seen } => {
                         let name = self.member.name.clone();
                         return Err(ConsensusError::OlderDisk {
@@ -252,11 +282,14 @@ impl MemberStart<'_> {
                         });
                     }
                     // All have been asked, so that this is not the first moment of a start.
-                    StartDecision::Wait if is_waiting || seen.len() + errors.len() >= others.len() => {
+                    StartDecision::Start | StartDecision::Wait if is_waiting || are_asked => {
                         is_waiting = true;
-                        reporter.report_waiting(&waiting_reason(voters.len() + 1, &errors));
+                        reporter.report_waiting(&match denial {
+                            Some(denial) => denial_reason(denial),
+                            None => waiting_reason(voters.len() + 1, &errors),
+                        });
                     }
-                    StartDecision::Wait => {}
+                    StartDecision::Start | StartDecision::Wait => {}
                 }
             }
         };
@@ -273,14 +306,83 @@ impl MemberStart<'_> {
     }
 }
 
+/// The member that has rejected this one's certificate, and has not answered it since.
+pub(super) async fn load_rejection(files: &EtcdDir) -> Result<Option<String>, ConsensusError> {
+    let (files, failed) = (files.clone(), "read which member rejects this one");
+    let read = spawn_blocking(move || {
+        let content = files::pki_dirs(&files)?.rejected_by.read_if_present();
+        let content = content.map_err(ConsensusError::backend(failed))?;
+        Ok(content.and_then(|content| Some(std::str::from_utf8(&content).ok()?.trim_end().to_owned())))
+    });
+    read.await.map_err(ConsensusError::backend(failed))?
+}
+
+async fn store_rejection(files: &EtcdDir, by: Option<String>) -> Result<(), ConsensusError> {
+    let (files, failed) = (files.clone(), "record which member rejects this one");
+    let stored = spawn_blocking(move || {
+        let record = files::pki_dirs(&files)?.rejected_by;
+        let stored = match by {
+            Some(name) => record.write(format!("{name}\n").as_bytes()),
+            None => record.remove().map(drop),
+        };
+        stored.map_err(ConsensusError::backend(failed))
+    });
+    stored.await.map_err(ConsensusError::backend(failed))?
+}
+
 /// The last start of the asking voter that a voter of this name has seen.
 pub(super) type Answer = (String, Result<StartNumber, NoAnswer>);
 
 /// A voter that has not answered.
 pub(super) struct NoAnswer {
-    host: String,
+    pub(super) host: String,
     /// What it has against this node, if it is not just down.
-    rejection: Option<String>,
+    pub(super) rejection: Option<String>,
+    /// True if it is this cluster's member, and has answered nothing: it has revoked this node's certificate, or was stopped.
+    pub(super) is_denial: bool,
+}
+
+impl NoAnswer {
+    fn new(url: &PeerUrl, error: io::Error) -> NoAnswer {
+        let (host, is_denial) = (url.host().to_owned(), is_denial(&error));
+        let rejection = is_rejection(&error).then(|| explain_rejection(error).to_string());
+        NoAnswer { host, rejection, is_denial }
+    }
+}
+
+/// Asks a member which start of this one it has seen, and tells it the same.
+async fn ask_one(
+    client: &PeerClient,
+    this: &str,
+    name: &str,
+    url: &PeerUrl,
+    seen: StartNumber,
+) -> Result<StartNumber, NoAnswer> {
+    let listed = client.list_entries_telling(name, url, seen).await;
+    let listed = listed.map_err(|error| NoAnswer::new(url, error))?;
+    let own = listed.iter().find(|member| member.is_named(this)).map(ListedMember::start);
+    Ok(own.unwrap_or_default())
+}
+
+/// Asks each of the others once.
+pub(super) async fn ask_once(
+    client: &PeerClient,
+    this: &str,
+    others: &[ListedMember],
+) -> (BTreeMap<String, StartNumber>, BTreeMap<String, NoAnswer>) {
+    let asked = others.iter().filter_map(|other| {
+        let (name, url) = other.name().zip(other.peer_url())?;
+        Some(async move { (name, ask_one(client, this, name, &url, other.start()).await) })
+    });
+    let (mut seen, mut errors) = (BTreeMap::new(), BTreeMap::new());
+    let mut asking: FuturesUnordered<_> = asked.collect();
+    while let Some((name, answer)) = asking.next().await {
+        match answer {
+            Ok(start) => _ = seen.insert(name.to_owned(), start),
+            Err(error) => _ = errors.insert(name.to_owned(), error),
+        }
+    }
+    (seen, errors)
 }
 
 /// Asks each of the others until it answers.
@@ -298,17 +400,10 @@ async fn ask_all(
             let (Some(name), Some(url)) = (name, url) else { return };
             let mut pause = RetryPause::default();
             loop {
-                let listed = client.list_entries_telling(&name, &url, seen).await;
-                let is_answer = listed.is_ok();
-                let start = listed.map_err(|error| NoAnswer {
-                    host: url.host().to_owned(),
-                    rejection: is_rejection(&error).then(|| explain_rejection(error).to_string()),
-                });
-                let start = start.map(|listed| {
-                    listed.iter().find(|member| member.is_named(this)).map(ListedMember::start)
-                });
+                let start = ask_one(client, this, &name, &url, seen).await;
+                let is_answer = start.is_ok();
                 // The receiver ends with the decision, and then this future, too.
-                let _ = answers.send((name.clone(), start.map(Option::unwrap_or_default)));
+                let _ = answers.send((name.clone(), start));
                 if is_answer {
                     return;
                 }
@@ -320,6 +415,13 @@ async fn ask_all(
     let mut asked: FuturesUnordered<_> = others.iter().map(ask).collect();
     while asked.next().await.is_some() {}
     std::future::pending().await
+}
+
+/// A member that has revoked this one's certificate speaks for its cluster, also where that is recovered from it alone.
+fn denial_reason(denial: &str) -> String {
+    format!(
+        "member {denial} of its cluster rejects its certificate; {REMOVED_NODE}; if it was not, restart member {denial}"
+    )
 }
 
 fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String {

@@ -62,6 +62,7 @@ impl Consensus for MemoryConsensus {
         PreparedMember {
             service: MemberService::from_runnable(run),
             status: StatusWatch::from_receiver(receiver),
+            recovery: None,
         }
     }
 }

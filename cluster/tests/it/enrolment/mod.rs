@@ -10,5 +10,5 @@ mod truncation;
 
 pub(crate) use kills::read_snapshot;
 pub(crate) use node_fixture::{
-    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, parse_ip, peer_url,
+    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, node_address, parse_ip, peer_url,
 };

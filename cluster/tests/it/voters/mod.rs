@@ -5,6 +5,7 @@ mod health;
 mod history;
 mod joins;
 mod membership;
+mod recovery;
 mod replacement;
 mod restore;
 mod voter;

@@ -15,6 +15,7 @@ use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_CLIENT_PORT, DEFAULT_PE
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
+use nodekeel_cluster::network::StaticNetwork;
 use nodekeel_cluster::node::GoldenTicket;
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
@@ -24,7 +25,7 @@ use testbed::{PrivateNetwork, ScratchDir, write_program};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
-use crate::enrolment::{NodeFixture, NodeRun, create_disks, error_chain};
+use crate::enrolment::{NodeFixture, NodeRun, create_disks, error_chain, node_address};
 use crate::etcd::{EtcdVersion, etcd_client, etcd_processes, retried};
 use crate::member_run::HANG;
 
@@ -55,6 +56,15 @@ impl Voter {
 
     pub(crate) fn peer_url(&self) -> PeerUrl {
         self.fixture.url.clone()
+    }
+
+    /// Moves a node that is off to another host, with its disks.
+    pub(crate) fn move_to(&mut self, host: usize) {
+        assert!(self.running.is_none());
+        self.host = host;
+        self.fixture.url = PeerUrl::new(self.address().into(), DEFAULT_PEER_PORT);
+        let address = node_address(&self.address().to_string());
+        self.fixture.network = Arc::new(StaticNetwork::new(address));
     }
 
     /// A path below the node's disks, which are `data` and `esp`.
