@@ -11,14 +11,15 @@ use clap::{Args, Subcommand};
 use futures_util::{Stream, stream};
 use nodekeel_node::v1::{
     self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    LeaveRequest, MembersRequest, RemoveNodeRequest, ReplaceNodeRequest, RestoreClusterRequest,
-    SnapshotClusterRequest, SnapshotClusterResponse, WithdrawGoldenTicketRequest,
+    LeaveRequest, MembersRequest, RecoverClusterRequest, RemoveNodeRequest, ReplaceNodeRequest,
+    RestoreClusterRequest, SnapshotClusterRequest, SnapshotClusterResponse, WithdrawGoldenTicketRequest,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
 use zeroize::Zeroizing;
 
 use super::action::find_runnable;
+use super::reset::ask;
 use super::status::unhealthy_reason;
 use crate::api_client::{ApiClient, MessageStream};
 use crate::error::CommandError;
@@ -43,6 +44,9 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Timeout of the removal of a node: noded itself repeats its steps for 20 seconds.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Timeout of a recovery: etcd stops, and starts with the log that was rewritten.
+const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The runnable of the enrolment.
 const CLUSTER_DN: &str = "root.cluster";
@@ -95,6 +99,11 @@ pub(crate) enum ClusterCommand {
     /// Also the leader, which hands over first. The node has left when this ends. Refused for the last voter, and where the others
     /// would lose quorum.
     Leave,
+    /// Recover the cluster from this node alone
+    ///
+    /// Where a majority of the voters is lost for ever. Shows what is taken out and lost, and asks. This node becomes the only member,
+    /// with its data; the others can't come back. Refused where a majority answers. Repeat it after an interruption.
+    Recover(RecoverArgs),
     /// Create or revoke join tickets
     #[command(subcommand)]
     Ticket(TicketCommand),
@@ -155,6 +164,16 @@ pub(crate) struct ReplaceArgs {
     /// Output file; must not exist
     #[arg(long)]
     file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecoverArgs {
+    /// Name of this node in `nodectl cluster status`
+    #[arg(long = "from")]
+    node: String,
+    /// Recover without asking
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -311,6 +330,22 @@ struct LeftView {
 }
 
 #[derive(Debug, Serialize)]
+struct RecoveryView {
+    /// This node.
+    node: String,
+    lost: Vec<LostMemberView>,
+    is_done: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct LostMemberView {
+    /// Absent if it has never started.
+    name: Option<String>,
+    url: String,
+    answers: bool,
+}
+
+#[derive(Debug, Serialize)]
 struct ReplacedNodeView {
     removed: String,
     /// The successor.
@@ -341,6 +376,7 @@ impl ClusterCommand {
             Self::Remove(args) => remove_node(api, args, printer).await,
             Self::Replace(args) => replace_node(api, args, printer).await,
             Self::Leave => leave(api, printer).await,
+            Self::Recover(args) => recover(api, args, printer).await,
             Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
             Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
         }
@@ -576,6 +612,66 @@ async fn leave(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Command
         escape_control(&left)
     );
     printer.print_result(&LeftView { left }, &text)
+}
+
+async fn recover(api: &mut ApiClient, args: RecoverArgs, printer: &mut Printer) -> Result<(), CommandError> {
+    api.raise_timeout(RECOVER_TIMEOUT);
+    let mut request = RecoverClusterRequest { node: args.node, is_agreed: false };
+    if !args.yes {
+        let planned = request.clone();
+        let plan = api.call(async |client| client.recover_cluster(planned).await).await?;
+        print_recovery(&RecoveryView::new(&request.node, plan), printer)?;
+        if !ask("recover the cluster from this node")? {
+            return Err(CommandError::NotAgreed);
+        }
+    }
+    request.is_agreed = true;
+    let agreed = request.clone();
+    let done = api.call(async |client| client.recover_cluster(agreed).await).await?;
+    print_recovery(&RecoveryView::new(&request.node, done), printer)
+}
+
+impl RecoveryView {
+    fn new(node: &str, response: v1::RecoverClusterResponse) -> Self {
+        let lost = response.lost.into_iter().map(|member| LostMemberView {
+            name: non_empty(member.name),
+            url: member.url,
+            answers: member.is_answering,
+        });
+        Self { node: node.to_owned(), lost: lost.collect(), is_done: response.is_done }
+    }
+}
+
+fn print_recovery(recovery: &RecoveryView, printer: &mut Printer) -> Result<(), CommandError> {
+    if printer.is_json {
+        return Ok(printer.print_json(recovery)?);
+    }
+    let node = escape_control(&recovery.node);
+    for member in &recovery.lost {
+        let name = member.name.as_deref().map_or_else(|| "(not started)".to_owned(), escape_control);
+        let verb = if recovery.is_done { "took out" } else { "takes out" };
+        let answers = match member.answers {
+            true => ", which answers, and may have writes that this node lacks",
+            false => ", which does not answer",
+        };
+        printer.print_line(&format!("{verb} {name} ({}){answers}", escape_control(&member.url)))?;
+    }
+    if recovery.is_done {
+        let text = format!(
+            "node {node} is the only member of the cluster; on each other node: `nodectl reset`, and another ticket of this one"
+        );
+        return Ok(printer.print_line(&text)?);
+    }
+    for line in [
+        format!(
+            "makes {node} the only member of the cluster, with the cluster's id, its CA and the data of this node"
+        ),
+        "loses each write that the others have acknowledged without this node".to_owned(),
+        "do not do this where the others run and are only cut off: both would be the cluster".to_owned(),
+    ] {
+        printer.print_line(&line)?;
+    }
+    Ok(())
 }
 
 async fn replace_node(

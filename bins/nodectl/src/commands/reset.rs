@@ -51,7 +51,7 @@ impl ResetArgs {
         }
         if !self.yes {
             print(&plan, printer)?;
-            if !ask()? {
+            if !ask("reset the node")? {
                 return Err(CommandError::NotAgreed);
             }
         }
@@ -72,9 +72,9 @@ fn print(reset: &ResetResponse, printer: &mut Printer) -> Result<(), CommandErro
 }
 
 /// Asks on stderr, so that the question does not mix with the output.
-fn ask() -> io::Result<bool> {
+pub(super) fn ask(action: &str) -> io::Result<bool> {
     let mut terminal = io::stderr();
-    terminal.write_all(b"Type yes to reset the node: ")?;
+    write!(terminal, "Type yes to {action}: ")?;
     terminal.flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use futures_util::{Stream, TryStreamExt as _, stream};
 use nodekeel_cluster::backup::{Recipient, SnapshotError, encrypt_snapshot, stage_snapshot};
 use nodekeel_cluster::consensus::{
-    ClusterAccess, Member, MemberFacts, MemberId, MembershipError, PeerUrl, StoreMaintenance,
+    ClusterAccess, LostMember, Member, MemberFacts, MemberId, MembershipError, PeerUrl, StoreMaintenance,
     check_defragment, check_disarm,
 };
 use nodekeel_cluster::enrolment::{
@@ -327,6 +327,26 @@ pub(crate) async fn leave(cluster: &ClusterNode) -> Result<v1::LeaveResponse, St
     let node = left
         .map_err(|error| removal_status(&error, "nodectl cluster leave", cluster.condition().as_deref()))?;
     Ok(v1::LeaveResponse { node: node.to_string() })
+}
+
+/// Recovers the cluster from this node, or returns what that takes out.
+pub(crate) async fn recover_cluster(
+    cluster: &ClusterNode,
+    request: &v1::RecoverClusterRequest,
+) -> Result<v1::RecoverClusterResponse, Status> {
+    let node = parse_node(&request.node)?;
+    let planned = match request.is_agreed {
+        true => cluster.recover_cluster(&node).await,
+        false => cluster.plan_recovery(&node).await,
+    };
+    let planned = planned.map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+    let wire = |lost: LostMember| v1::LostMember {
+        name: lost.name.unwrap_or_default(),
+        url: lost.peer_url.unwrap_or_default(),
+        is_answering: lost.is_answering,
+    };
+    let lost = planned.lost.into_iter().map(wire).collect();
+    Ok(v1::RecoverClusterResponse { lost, is_done: request.is_agreed })
 }
 
 fn parse_node(node: &str) -> Result<NodeId, Status> {

@@ -497,6 +497,20 @@ impl Control for ControlService {
         Ok(Response::new(cluster::leave(&self.cluster()?).await?))
     }
 
+    async fn recover_cluster(
+        &self,
+        request: Request<v1::RecoverClusterRequest>,
+    ) -> Result<Response<v1::RecoverClusterResponse>, Status> {
+        let request = if request.get_ref().is_agreed {
+            self.record_action(request, |request| {
+                (CLUSTER_DN, format!("recovery of the cluster from node {}", request.node))
+            })
+        } else {
+            request.into_inner()
+        };
+        Ok(Response::new(cluster::recover_cluster(&self.cluster()?, &request).await?))
+    }
+
     async fn replace_node(
         &self,
         request: Request<v1::ReplaceNodeRequest>,
