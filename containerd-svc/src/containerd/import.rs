@@ -119,6 +119,14 @@ impl ImportLease {
         Ok(())
     }
 
+    /// Keeps some content, which may not exist any more.
+    pub(super) async fn keep_content(&self, digest: &Digest) -> Result<(), Status> {
+        let resource = Some(Resource { id: digest.to_string(), r#type: "content".to_owned() });
+        let request = AddResourceRequest { id: self.id.clone(), resource };
+        let mut leases = LeasesClient::new(self.images.channel.clone());
+        leases.add_resource(namespaced_request(request, &self.namespace, None)).await.map(drop)
+    }
+
     async fn delete_lease(&self) -> Result<(), Status> {
         delete_lease(&self.images, &self.namespace, self.id.clone()).await
     }

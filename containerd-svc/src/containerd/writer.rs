@@ -116,6 +116,22 @@ impl ContentWriter {
         answer.ok_or_else(|| Status::unavailable("containerd closed the content stream"))
     }
 
+    /// Keeps content that exists already: a commit that finds it adds nothing to the lease.
+    ///
+    /// *Source:* containerd's `core/metadata/content.go`, `namespacedWriter.commit`: it returns no digest then.
+    async fn keep_existing(&self, digest: &Digest) -> Result<(), ImageStoreError> {
+        let (lease, images) = (&self.lease, &self.lease.images);
+        lease.keep_content(digest).await.map_err(|status| write_error(&self.blob, status))?;
+        // Before that, garbage collection may have removed it with an image that was deleted.
+        match images.stat_content(&lease.namespace, digest).await? {
+            Some(_) => Ok(()),
+            None => {
+                let gone = Status::aborted("the image that had it was deleted while it was imported");
+                Err(write_error(&self.blob, gone))
+            }
+        }
+    }
+
     async fn commit_content(&mut self, digest: &Digest) -> Result<(), Status> {
         let mut last = content_request(WriteAction::Commit, &self.reference, &self.blob);
         last.expected = digest.to_string();
@@ -154,9 +170,8 @@ impl BlobWriter for ContentWriter {
 
     async fn commit(mut self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError> {
         match self.commit_content(digest).await {
-            // Another client may have committed the same content, which is a success.
-            Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
-            _ => Ok(()),
+            Err(status) if has_code(&status, Code::AlreadyExists) => self.keep_existing(digest).await,
+            committed => committed.map_err(|status| write_error(&self.blob, status)),
         }
     }
 }

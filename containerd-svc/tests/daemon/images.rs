@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
-use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _, ImportLimits, import_archive};
+use nodekeel_containerd_svc::{
+    BundleOutcome, ConfigVersion, Digest, ImageStore as _, ImportLimits, IncomingBlob, import_archive,
+};
 use rstest::rstest;
 
 use crate::cri::{CriClient, POD_IMAGE};
 use crate::harness::Release::{self, Debian, Newest};
-use crate::harness::{PRESEED, Setup, busybox_layer, namespace, noise_layer, pod_image};
+use crate::harness::{PRESEED, Setup, busybox_layer, create_layer, namespace, noise_layer, pod_image};
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,6 +198,31 @@ async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_
     drop(daemon.ctr(&["images", "import", archive.to_str().unwrap()]));
     daemon.wait_ready(PRESEED, 1).await;
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
+    daemon.stop().await;
+}
+
+/// A docker-archive has no digests in its names: that its layer exists is known once it is written.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn an_import_keeps_a_layer_that_it_shares_with_an_image_that_is_deleted(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let daemon = Setup::new(release).start().await;
+    let layer = create_layer(&[("file", b"shared")]);
+    daemon.put_image("a.tar", "localhost/a:1", &layer);
+    let (store, digest) = (daemon.images().await, Digest::of_content(&layer));
+    daemon.preseed().run(&store).await.unwrap();
+    let mut session = store.begin_import(&namespace()).await.unwrap();
+    let blob = IncomingBlob { digest: None, size: layer.len() as u64, file: "layer.tar".into() };
+    let mut writer = session.open_writer(&blob).await.unwrap().unwrap();
+    writer.write(layer.into()).await.unwrap();
+    writer.commit(&digest).await.unwrap();
+    // Garbage is collected before this returns.
+    daemon.ctr(&["images", "rm", "--sync", "localhost/a:1"]);
+    assert!(store.content_size(&namespace(), &digest).await.unwrap().is_some(), "the session keeps it");
+    session.finish().await.unwrap();
+    assert_eq!(store.content_size(&namespace(), &digest).await.unwrap(), None, "no image has it");
     daemon.stop().await;
 }
 
