@@ -100,7 +100,11 @@ const ONLY_SOURCES: [(&str, &str, &[&str]); 2] = [
     (
         "self/mountinfo\"",
         "localstorage/src/mount/table.rs",
-        &["provisioner/src/dir_store/mount_table.rs", "node/src/directory_watch.rs"],
+        &[
+            "provisioner/src/dir_store/mount_table.rs",
+            "node/src/directory_watch.rs",
+            "containerd-svc/src/daemon/bundle_watch.rs",
+        ],
     ),
     (
         "Dir::read_from(",
