@@ -1,6 +1,7 @@
 //! Tests with real releases of containerd: Debian's, and the newest, built from its Go module.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
+mod archive_table;
 mod archives;
 mod cri;
 mod cri_health;

@@ -45,6 +45,8 @@ tools! {
         AGE_KEYGEN = "age-keygen" of "age";
         /// Copies images between archives and layouts.
         SKOPEO = "skopeo" of "skopeo";
+        /// Builds images, and pushes them into archives.
+        BUILDAH = "buildah" of "buildah";
         /// Makes and changes images in layouts.
         UMOCI = "umoci" of "umoci";
         /// Go's compiler, which builds what Debian lacks; an old one fetches a newer one first.
