@@ -92,6 +92,8 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "golden_tickets",
         "hostname",
         "recipient",
+        "every",
+        "keep",
         "kubeconfig",
         "node",
         "driver",

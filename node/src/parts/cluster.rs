@@ -1,5 +1,6 @@
 //! Cluster membership.
 
+mod backup;
 mod check;
 pub(crate) mod config;
 pub(crate) mod control;
@@ -11,7 +12,7 @@ mod warnings;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nodekeel_cluster::consensus::etcd::EtcdConfig as MemberConfig;
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
@@ -22,6 +23,7 @@ use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
 
+use self::backup::{BackupService, BackupState, Schedule};
 use self::check::check_cluster;
 use self::control::StagedSnapshot;
 use self::volume::{ClusterOnVolume, ClusterVolume};
@@ -30,6 +32,7 @@ use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
 use super::storage::keys::VolumeKeys;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
+use crate::health::NodeSnapshot;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{
     CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, RESTORE_FILE, StorageLayout,
@@ -237,12 +240,25 @@ impl ClusterPlan {
         // root.storage is prepared before.
         let keys = node.extensions().get::<Arc<VolumeKeys>>().cloned();
         // The volume is attached at each start: the service outlives a closed volume, and its directory does not.
+        let backup = self.backup_service(node, &cluster);
         Ok(node.on_volume(move |data| {
             data.create_layout::<ClusterLayout>()?;
             volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
             let keys = keys.clone().filter(|keys| keys.may_be_in_cluster());
-            Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume), keys })
+            let backup = backup.clone();
+            Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume), keys, backup })
         }))
+    }
+
+    /// The service that saves snapshots by a schedule, if one is configured.
+    fn backup_service(&self, node: &mut NodePreparation<'_>, cluster: &ClusterNode) -> Option<BackupService> {
+        let schedule = Schedule::from_config(self.config.backup.as_ref()?)?;
+        let state = Arc::new(BackupState::new(schedule.every, SystemTime::now()));
+        let known = Arc::clone(&state);
+        let source = move |_: &NodeSnapshot| known.warning(SystemTime::now()).into_iter().collect::<Vec<_>>();
+        node.health_sources().add("cluster.backup", source);
+        let health = node.health_sources().changes();
+        Some(BackupService { cluster: cluster.clone(), schedule, state, health })
     }
 
     fn prepare_in_memory(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {

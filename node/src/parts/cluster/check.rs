@@ -14,6 +14,9 @@ use crate::parts::PartDeps;
 /// A shorter period would cost more than it tells: a commit itself may take two seconds.
 const SHORTEST_PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
+/// The names of backups have seconds, and each backup reads the whole store.
+const SHORTEST_BACKUP_PERIOD: Duration = Duration::from_secs(60);
+
 /// Checks the rules between fields.
 pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
@@ -33,6 +36,15 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
                 "cluster.bootstrap_record",
                 "must be a file outside of node.data, which a lost disk does not take along",
             );
+        }
+    }
+    if let Some(backup) = &cluster.backup {
+        if let Some(directory) = &backup.directory {
+            check_absolute_path("cluster.backup.directory", directory)?;
+        }
+        check_duration("cluster.backup.every", Some(backup.every))?;
+        if backup.every < SHORTEST_BACKUP_PERIOD {
+            return reject_field("cluster.backup.every", "must be at least 1m; use \"24h\"");
         }
     }
     // The cluster runs its own etcd, unless the program brings another consensus.

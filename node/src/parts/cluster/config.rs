@@ -1,6 +1,7 @@
 //! `[cluster]`: the node is a member of a cluster.
 
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,6 +52,23 @@ pub struct BackupConfig {
     /// The public key for which they are encrypted.
     #[serde(deserialize_with = "deserialize_recipient")]
     pub recipient: Recipient,
+    /// The directory in which the node saves its own ones by a schedule; `None` is no schedule.
+    #[serde(default)]
+    pub directory: Option<PathBuf>,
+    /// The time from one to the next.
+    #[serde(default = "default_backup_period", deserialize_with = "value::deserialize_duration")]
+    pub every: Duration,
+    /// The number of this node's files that stay.
+    #[serde(default = "default_backup_count")]
+    pub keep: NonZeroU16,
+}
+
+fn default_backup_period() -> Duration {
+    Duration::from_secs(24 * 3600)
+}
+
+fn default_backup_count() -> NonZeroU16 {
+    const { NonZeroU16::new(7).unwrap() }
 }
 
 fn deserialize_recipient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Recipient, D::Error> {

@@ -7,6 +7,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 
+use super::backup::BackupService;
 use crate::parts::storage::keys::{KeyService, VolumeKeys};
 
 /// The volume of the cluster: its directory on the data volume of the node, while that is open.
@@ -52,6 +53,8 @@ pub(super) struct ClusterOnVolume {
     pub(super) volume: Arc<ClusterVolume>,
     /// Of an encrypted data volume, half of whose key the cluster keeps.
     pub(super) keys: Option<Arc<VolumeKeys>>,
+    /// Of a node with a schedule for backups.
+    pub(super) backup: Option<BackupService>,
 }
 
 impl Runnable for ClusterOnVolume {
@@ -61,7 +64,11 @@ impl Runnable for ClusterOnVolume {
         let (cluster, release) =
             (self.cluster.clone(), ReleaseOnDrop(self.cluster.clone(), Arc::clone(&self.volume)));
         let keys = self.keys.clone().map(|keys| KeyService::new(keys, self.cluster.clone()));
+        let backup = self.backup.clone();
         Box::pin(async move {
+            if let Some(backup) = backup {
+                ctx.run_child("backup", backup)?;
+            }
             if let Some(keys) = keys {
                 // A child of the cluster: the service stops with the cluster, in whose store it keeps the keys.
                 ctx.run_child("keys", keys)?;

@@ -162,3 +162,58 @@ fn a_lost_cluster_is_restored_by_a_blank_node_killed_on_the_way() {
     assert_restored(MemberFixture::new);
     assert_restored(|| MemberFixture::new().on_newest_etcd());
 }
+
+#[test]
+#[ignore = "needs etcd and age"]
+fn a_node_saves_its_snapshots_by_schedule_and_removes_only_its_own_oldest_ones() {
+    let scratch = ScratchDir::new().unwrap();
+    let (key, recipient) = new_key(scratch.path());
+    let directory = scratch.path().join("backups");
+    let mut member = MemberFixture::new();
+    member.config.push_str(&format!(
+        "[cluster.backup]\nrecipient = \"{recipient}\"\ndirectory = {directory:?}\nevery = \"1h\"\nkeep = 2\n"
+    ));
+    let list = || -> Vec<String> {
+        let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    // Its disk may not be mounted: nothing is created in its place.
+    let noded = member.start_new();
+    let (node, _) = cluster_identity(&noded);
+    let node = node.as_str().unwrap().to_owned();
+    let find = |conditions: &serde_json::Value| {
+        let conditions = conditions["conditions"].as_array().unwrap().clone();
+        conditions.into_iter().find(|condition| condition["object"] == "the backup of the cluster")
+    };
+    let warning = crate::harness::wait("the warning", || {
+        let health = noded.nodectl(&["-o", "json", "health"]).json();
+        find(&health).ok_or_else(|| anyhow::anyhow!("{health}"))
+    });
+    assert_eq!(warning["severity"], "warning", "{warning}");
+    assert!(warning["problem"].as_str().unwrap().starts_with("fails: "), "{warning}");
+    fs::create_dir(&directory).unwrap();
+    let own = |time: &str| format!("{node}-{time}.age");
+    let others = ["another-20200101T000000Z.age".to_owned(), own("latest")];
+    let old = ["20200101T000000Z", "20200102T000000Z", "20200103T000000Z"].map(own);
+    others.iter().chain(&old).for_each(|name| fs::write(directory.join(name), "").unwrap());
+
+    let noded = member.restart(noded);
+    let names = crate::harness::wait("the backup", || {
+        let names = list();
+        anyhow::ensure!(names.len() == 4 && !names.contains(&old[1]), "{names:?}");
+        Ok(names)
+    });
+    let new = names.iter().find(|name| !others.contains(name) && **name != old[2]).unwrap();
+    assert!(names.contains(&others[0]) && names.contains(&others[1]) && names.contains(&old[2]), "{names:?}");
+    open_snapshot(&key, &directory.join(new));
+    fs::remove_file(directory.join(new).with_extension("db")).unwrap();
+    assert_eq!(find(&noded.nodectl(&["-o", "json", "health"]).json()), None);
+    // The next one is due in an hour, also after another start.
+    let noded = member.restart(noded);
+    cluster_identity(&noded);
+    noded.wait_ready("root.cluster.backup");
+    assert_eq!(list(), names);
+    noded.stop();
+}
