@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     since: Option<String>,
     /// Also run what a run samples otherwise
     ///
-    /// The longest tests, most of them in emulated guests, are sampled by commit: one of four of each program runs.
+    /// The longest tests, most of them in emulated guests, are sampled by commit: one of eight of each program runs.
     /// What is left out is printed, and NODEKEEL_SEED chooses another sample. With --since, those of a changed
     /// package run.
     #[arg(long)]

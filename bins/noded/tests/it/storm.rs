@@ -100,7 +100,7 @@ fn count_descriptors(node: &NodedProcess) -> usize {
 }
 
 #[test]
-#[ignore = "needs root and etcd: it makes cgroups"]
+#[ignore = "sampled: needs root and etcd: it makes cgroups"]
 fn a_storm_of_kills_and_pauses_loses_no_acknowledged_write_and_leaves_nothing() {
     let ports = EtcdPorts::reserve();
     let mut plan =

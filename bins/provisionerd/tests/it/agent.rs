@@ -45,7 +45,7 @@ pub(crate) fn wait_leading(kube: &Kube, identity: Option<&str>) {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_claim_whose_selected_node_is_without_the_driver_cordoned_or_deleted_is_served_elsewhere() {
     const TAINT: &str = "example.org/full";
     let kube = start_control_plane();
@@ -111,7 +111,7 @@ fn a_claim_whose_selected_node_is_without_the_driver_cordoned_or_deleted_is_serv
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_claim_with_immediate_binding_that_no_node_has_room_for_gets_one_event_and_then_a_node() {
     const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
     let kube = start_control_plane();
@@ -163,7 +163,7 @@ fn a_claim_with_immediate_binding_that_no_node_has_room_for_gets_one_event_and_t
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn volumes_of_a_deleted_node_are_reported_once_by_successive_leaders_and_removed_only_where_asked() {
     const REPORT: &str = "ReferencedNodeDeleted";
     let kube = start_control_plane();
@@ -251,7 +251,7 @@ fn volumes_of_a_deleted_node_are_reported_once_by_successive_leaders_and_removed
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn an_agent_with_the_permissions_of_deploy_passes_its_check_and_names_those_that_are_missing() {
     const REMOVAL: &str = "--remove-volumes-of-gone-nodes=1d";
     let kube = start_control_plane();

@@ -97,7 +97,7 @@ pub(crate) fn wait_offered(kube: &Kube, node: &str, class: &str, is_enough: impl
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_pod_goes_to_a_node_with_space_though_the_scheduler_prefers_one_that_is_promised_or_full() {
     let kube = start_with_nodes();
     occupy_busy_node(&kube);
@@ -128,7 +128,7 @@ fn a_pod_goes_to_a_node_with_space_though_the_scheduler_prefers_one_that_is_prom
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_daemon_killed_around_each_publication_leaves_one_object_for_each_class() {
     let kube = start_with_nodes();
     let mut tally = KillTally::default();

@@ -36,7 +36,7 @@ fn import(daemon: &TestDaemon, name: &str, mode: &str, source: &Path, kill_at: O
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
     let kube = start_control_plane();
     let daemon = TestDaemon::new(&kube, "importer");
@@ -72,7 +72,7 @@ fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_claim_that_a_pod_has_used_is_rejected_with_its_volume() {
     let kube = start_control_plane();
     let daemon = TestDaemon::new(&kube, "importer");

@@ -63,7 +63,7 @@ impl Drop for MemoryDisk {
 }
 
 #[test]
-#[ignore = "needs kube and root: it mounts"]
+#[ignore = "sampled: needs kube and root: it mounts"]
 fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair_but_for_those_of_another_disk() {
     let kube = start_with_nodes();
     // The preferred node has a second disk, and the other one has not.
@@ -148,7 +148,7 @@ fn send_signal(daemon: &Daemon, signal: Signal) {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn pods_leave_a_node_whose_daemon_is_killed_or_stands_still_and_come_back_with_it() {
     let kube = start_with_nodes();
     occupy_busy_node(&kube);

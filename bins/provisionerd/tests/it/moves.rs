@@ -110,7 +110,7 @@ impl Mover<'_> {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     let kube = start_control_plane();
     kube.apply_manifests(include_str!("../../../../deploy/move/rbac.yaml")).expect("the roles");
@@ -257,7 +257,7 @@ fn run_with(mut command: Command, input: &[u8]) -> Output {
 }
 
 #[test]
-#[ignore = "needs kube"]
+#[ignore = "sampled: needs kube"]
 fn a_node_takes_a_volume_that_has_no_persistent_volume_into_its_own_store_alone() {
     let kube = start_control_plane();
     for node in NODES {

@@ -63,7 +63,7 @@ fn kill_etcd_later(disks: &Path, delay: Duration) -> JoinHandle<()> {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd and go"]
+#[ignore = "sampled: needs etcd and go"]
 async fn a_node_killed_at_any_point_or_whose_etcd_is_killed_there_resumes_as_the_same_node(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -72,7 +72,7 @@ async fn a_node_killed_at_any_point_or_whose_etcd_is_killed_there_resumes_as_the
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, etcdctl and go"]
+#[ignore = "sampled: needs etcd, etcdctl and go"]
 async fn a_restore_killed_at_any_point_or_whose_etcd_is_killed_there_goes_on_as_the_same_cluster(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

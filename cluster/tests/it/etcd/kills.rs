@@ -36,7 +36,7 @@ fn kill_moments(version: EtcdVersion) -> impl Iterator<Item = u32> {
 
 /// Runs a member until it is killed. Only other tests start it.
 #[tokio::test]
-#[ignore = "needs etcd"]
+#[ignore = "sampled: needs etcd"]
 async fn victim() {
     let Ok(text) = std::env::var(VICTIM_ENV) else { return };
     let [directory, name, address, peer, client, binary, first] =
@@ -78,7 +78,7 @@ async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, fi
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd and go"]
+#[ignore = "sampled: needs etcd and go"]
 async fn a_member_killed_at_any_time_makes_one_cluster(#[values(Debian, Newest)] version: EtcdVersion) {
     let (mut kills, mut worst) = (0, Duration::ZERO);
     for step in kill_moments(version) {
@@ -115,7 +115,7 @@ async fn a_member_killed_at_any_time_makes_one_cluster(#[values(Debian, Newest)]
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd and go"]
+#[ignore = "sampled: needs etcd and go"]
 async fn a_joiner_killed_at_any_time_joins(#[values(Debian, Newest)] version: EtcdVersion) {
     let first = EtcdFixture::new(version, "one");
     let mut one = first.run(first.bootstrap_options());
@@ -149,7 +149,7 @@ async fn a_joiner_killed_at_any_time_joins(#[values(Debian, Newest)] version: Et
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd and go"]
+#[ignore = "sampled: needs etcd and go"]
 async fn a_member_killed_at_any_time_during_an_address_change_completes_it(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

@@ -106,13 +106,13 @@ fn addresses(voters: &[Voter]) -> String {
 }
 
 #[rstest]
-#[ignore = "needs etcd, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, ip and root: it makes network namespaces"]
 #[case::three_debian(3, Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::three_newest(3, Newest)]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::five_debian(5, Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::five_newest(5, Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
@@ -149,7 +149,7 @@ async fn voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are(#[case] version: EtcdVersion) {
@@ -173,7 +173,7 @@ async fn a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are(#[ca
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed(#[case] version: EtcdVersion) {
@@ -279,7 +279,7 @@ fn run(program: &str, args: &[&OsStr]) {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_voter_whose_data_was_changed_is_found_at_its_start_and_not_started_again(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -313,13 +313,13 @@ async fn a_voter_whose_data_was_changed_is_found_at_its_start_and_not_started_ag
 }
 
 #[rstest]
-#[ignore = "needs etcd, ip, mkfs.ext4 and root: it mounts a loop device"]
+#[ignore = "sampled: needs etcd, ip, mkfs.ext4 and root: it mounts a loop device"]
 #[case::lone_debian(Lone, Debian)]
 #[ignore = "soak: Debian's etcd runs it, too"]
 #[case::lone_newest(Lone, Newest)]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::follower_debian(Follower, Debian)]
-#[ignore = "needs go, ip, mkfs.ext4 and root: it mounts a loop device"]
+#[ignore = "sampled: needs go, ip, mkfs.ext4 and root: it mounts a loop device"]
 #[case::follower_newest(Follower, Newest)]
 #[ignore = "soak: a follower stalls in each run"]
 #[case::leader_debian(Leader, Debian)]
@@ -363,7 +363,7 @@ async fn leader_of(voters: &[Voter]) -> usize {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip, iptables and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip, iptables and root: it makes network namespaces"]
 async fn connections_to_etcd_on_which_nothing_comes_back_are_replaced_and_etcd_is_not_blamed(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -389,7 +389,7 @@ async fn connections_to_etcd_on_which_nothing_comes_back_are_replaced_and_etcd_i
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority(#[case] version: EtcdVersion) {
@@ -412,7 +412,7 @@ async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority(#[case] v
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_voter_without_credentials_tells_so_whenever_it_is_asked(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

@@ -300,7 +300,7 @@ pub(super) fn number_from(name: &str) -> Option<u64> {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

@@ -28,7 +28,7 @@ async fn wait_refused(voter: &Voter) -> JoinRefusal {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -71,7 +71,7 @@ async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(#[case] version: EtcdVersion) {
@@ -134,7 +134,7 @@ async fn forget_claim(cluster: &Voter, host: &Voter) {
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
@@ -161,7 +161,7 @@ async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_jo
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(#[case] version: EtcdVersion) {
@@ -185,7 +185,7 @@ async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(#[cas
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_whose_member_another_host_became_is_refused(#[case] version: EtcdVersion) {
@@ -214,7 +214,7 @@ async fn a_host_whose_member_another_host_became_is_refused(#[case] version: Etc
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_join_that_an_earlier_release_has_started_is_completed(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -231,7 +231,7 @@ async fn a_join_that_an_earlier_release_has_started_is_completed(
 /// The first voter of two has lost its majority with the second one, which an earlier release has started.
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -265,7 +265,7 @@ async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_learner_that_is_removed_adds_itself_again_until_its_ticket_is_revoked(
@@ -312,7 +312,7 @@ async fn a_learner_that_is_removed_adds_itself_again_until_its_ticket_is_revoked
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_tickets_are_redeemed_and_a_node_that_never_started_blocks_none(
@@ -360,7 +360,7 @@ async fn several_tickets_are_redeemed_and_a_node_that_never_started_blocks_none(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 async fn several_learners_join_at_once_where_etcd_takes_them() {
     let (mut voters, second) = cluster_and_spare(1, Newest).await;
     voters[0].stop().await;
@@ -386,7 +386,7 @@ async fn several_learners_join_at_once_where_etcd_takes_them() {
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_joiner_waits_for_a_majority_and_names_who_does_not_answer(#[case] version: EtcdVersion) {

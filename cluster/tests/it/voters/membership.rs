@@ -26,7 +26,7 @@ async fn raft_index(client: &mut Client) -> u64 {
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_voters_join_with_at_most_20_raft_entries_each(#[case] version: EtcdVersion) {
@@ -57,7 +57,7 @@ async fn five_voters_join_with_at_most_20_raft_entries_each(#[case] version: Etc
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_member_joins_right_after_another(#[values(Debian, Newest)] version: EtcdVersion) {
     let (mut voters, mut joiner) = cluster_and_spare(3, version).await;
     // etcd wants connections that are five seconds old.
@@ -73,7 +73,7 @@ async fn a_member_joins_right_after_another(#[values(Debian, Newest)] version: E
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_join_of_a_cluster_with_a_dead_voter_waits_and_names_it_and_what_to_do(
@@ -109,7 +109,7 @@ async fn a_join_of_a_cluster_with_a_dead_voter_waits_and_names_it_and_what_to_do
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_was_cut_off_deposes_no_leader(#[case] version: EtcdVersion) {
@@ -134,7 +134,7 @@ async fn a_member_that_was_cut_off_deposes_no_leader(#[case] version: EtcdVersio
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]
-#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_list_of_revoked_certificates_is_restored_without_a_majority(#[case] version: EtcdVersion) {

@@ -65,7 +65,7 @@ async fn assert_removed(voter: &Voter) {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_cluster_is_recovered_from_its_last_voter_and_those_that_come_back_stay_out(
     #[values(Debian, Newest)] version: EtcdVersion,
     #[values(false, true)] is_restarted: bool,
@@ -135,7 +135,7 @@ async fn a_cluster_is_recovered_from_its_last_voter_and_those_that_come_back_sta
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_cluster_with_a_majority_is_not_recovered(#[values(Debian, Newest)] version: EtcdVersion) {
     let mut voters = start_cluster(3, version).await;
     put(&voters[0], "/k0", "v").await;
@@ -165,7 +165,7 @@ async fn a_cluster_with_a_majority_is_not_recovered(#[values(Debian, Newest)] ve
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_recovery_killed_at_any_step_is_completed_by_the_next_start(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -203,7 +203,7 @@ async fn a_recovery_killed_at_any_step_is_completed_by_the_next_start(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_recovery_killed_at_random_moments_ends_with_one_node(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -242,7 +242,7 @@ async fn a_recovery_killed_at_random_moments_ends_with_one_node(
 /// None finds the others at the addresses that it knows.
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_site_whose_nodes_all_move_at_once_goes_on_from_one_of_them(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

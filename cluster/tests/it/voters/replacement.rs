@@ -88,7 +88,7 @@ async fn interrupt(by: &mut Voter, old: &NodeId, successor: &PeerUrl, steps: usi
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_replacement_killed_at_any_step_ends_with_one_successor(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -141,7 +141,7 @@ async fn a_replacement_killed_at_any_step_ends_with_one_successor(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_replacement_that_would_lose_the_quorum_is_refused_and_changes_nothing(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
@@ -162,7 +162,7 @@ async fn a_replacement_that_would_lose_the_quorum_is_refused_and_changes_nothing
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_leader_is_removed_and_the_others_go_on(#[values(Debian, Newest)] version: EtcdVersion) {
     let mut voters = start_cluster(3, version).await;
     let at = leader_of(&voters).await;
@@ -202,7 +202,7 @@ async fn leave(voter: &Voter) -> Result<NodeId, NodeRemovalError> {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn nodes_leave_down_to_the_last_the_leader_too(#[values(Debian, Newest)] version: EtcdVersion) {
     let mut voters = start_cluster(3, version).await;
     put(&voters[0], "/k", "v").await;
@@ -246,7 +246,7 @@ async fn wait_removed(voter: &Voter) {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
 async fn a_node_that_was_removed_while_it_was_off_says_so(#[values(Debian, Newest)] version: EtcdVersion) {
     let mut voters = start_cluster(3, version).await;
     let node = node_id(&voters[2]).await;

@@ -61,7 +61,7 @@ async fn wait_refused(voter: &Voter, with: &Credentials) {
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd, etcdctl, go, ip and root: it makes network namespaces"]
+#[ignore = "sampled: needs etcd, etcdctl, go, ip and root: it makes network namespaces"]
 async fn a_destroyed_cluster_is_restored_at_new_addresses_and_its_former_members_are_refused(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {

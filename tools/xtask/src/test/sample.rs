@@ -1,4 +1,4 @@
-//! Which of the longest tests a run takes: a quarter of each binary's, another one for each commit.
+//! Which of the longest tests a run takes: an eighth of each binary's, another one for each commit.
 //!
 //! Such a test says so: `#[ignore = "sampled: needs …"]`. Most of them run in guests, whose processors are emulated: all of
 //! them take longer than a change can wait.
@@ -12,7 +12,7 @@ use super::events::IgnoredTest;
 use crate::kernel_test::SEED;
 
 /// Of so many tests of a binary, one runs.
-const SHARE: usize = 4;
+const SHARE: usize = 8;
 const MARK: &str = "sampled: ";
 
 /// A choice of the sampled tests.
@@ -46,7 +46,7 @@ impl Sample {
         (chosen, left_out)
     }
 
-    /// A quarter of some items, rounded up, and the others.
+    /// An eighth of some items, rounded up, and the others.
     pub(crate) fn split<T>(self, mut items: Vec<T>, name: impl Fn(&T) -> String) -> (Vec<T>, Vec<T>) {
         let Self::Seeded(seed) = self else { return (items, Vec::new()) };
         items.sort_by_cached_key(|item| {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_sampled_tests_runs_and_seeds_choose_others() {
+    fn an_eighth_of_the_sampled_tests_runs_and_seeds_choose_others() {
         let tests: Vec<_> = (0..10)
             .map(|number| ignored(&format!("long_{number}"), "sampled: needs kernel"))
             .chain([ignored("short", "needs root"), ignored("endless", "soak")])
@@ -85,7 +85,7 @@ mod tests {
         let mut seen = BTreeSet::new();
         for seed in 0..50 {
             let (chosen, left_out) = Sample::Seeded(seed).choose(tests.clone());
-            assert_eq!((chosen.len(), left_out.len()), (5, 7), "{chosen:?}");
+            assert_eq!((chosen.len(), left_out.len()), (4, 8), "{chosen:?}");
             assert!(
                 chosen.contains(&ignored("short", "needs root"))
                     && chosen.contains(&ignored("endless", "soak"))

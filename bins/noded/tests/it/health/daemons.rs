@@ -34,7 +34,7 @@ fn a_node_without_a_ticket_says_where_to_put_it_and_what_to_type() {
 }
 
 #[test]
-#[ignore = "needs etcd"]
+#[ignore = "sampled: needs etcd"]
 fn a_frozen_etcd_is_not_ready_at_once_and_is_restarted_alone_and_in_a_cluster() {
     for cluster in ["", "[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n"] {
         let ports = EtcdPorts::reserve();
@@ -98,7 +98,7 @@ fn an_api_server_that_is_gone_and_an_expired_certificate_are_problems() {
 }
 
 #[test]
-#[ignore = "needs root: the provisioner mounts volumes"]
+#[ignore = "sampled: needs root: the provisioner mounts volumes"]
 fn a_missing_kubelet_is_a_problem_that_names_its_directory() {
     let scratch = ScratchDir::new().unwrap();
     let kubelet = scratch.path().join("kubelet");
@@ -111,7 +111,7 @@ fn a_missing_kubelet_is_a_problem_that_names_its_directory() {
 }
 
 #[test]
-#[ignore = "needs containerd and root"]
+#[ignore = "sampled: needs containerd and root"]
 fn a_broken_bundle_is_a_problem_that_names_it_and_what_to_do() {
     let images = ScratchDir::new().unwrap();
     fs::create_dir(images.path().join("k8s.io")).unwrap();
