@@ -160,22 +160,18 @@ impl BackupService {
         let listed = (directory.clone(), prefix.clone());
         let own = blocking(move || list_own(&listed.0, &listed.1)).await?;
         let now = SystemTime::now();
-        if let Some(newest) = newest_of_the_past(&own, now)
-            && age(newest, now) < every
-        {
-            return Ok(newest);
+        let mut own: Vec<_> = own.into_iter().filter(|time| is_past(time, now)).collect();
+        let newest = own.last().and_then(|time| parse_time(time)).filter(|newest| age(*newest, now) < every);
+        if newest.is_none() {
+            let time = format_time(now)?;
+            let name = format!("{prefix}{time}{SUFFIX}");
+            self.save(&directory, &name).await?;
+            tracing::info!("saved a snapshot of the cluster: {}", directory.join(&name).display());
+            own.push(time);
         }
-        let name = format!("{prefix}{}{SUFFIX}", format_time(now)?);
-        self.save(&directory, &name).await?;
-        tracing::info!("saved a snapshot of the cluster: {}", directory.join(&name).display());
-        let clean = move || {
-            let dir = Dir::open(&directory).map_err(|error| error_chain(&error))?;
-            for old in superfluous(&own, keep) {
-                dir.remove_file(format!("{prefix}{old}{SUFFIX}")).map_err(|error| error_chain(&error))?;
-            }
-            dir.remove_stale_files().map(drop).map_err(|error| error_chain(&error))
-        };
-        blocking(clean).await.map(|()| now)
+        // Each time, so that a file that can't be removed stays a failure.
+        blocking(move || clean(&directory, &prefix, superfluous(&own, keep))).await?;
+        Ok(newest.unwrap_or(now))
     }
 
     /// Saves a snapshot. The file appears whole and verified, or not at all.
@@ -249,18 +245,27 @@ fn list_own(directory: &Path, prefix: &str) -> Result<Vec<String>, String> {
     Ok(own)
 }
 
-/// The time of the newest file. One that seems to be of the future was saved by another clock, and does not count.
-fn newest_of_the_past(own: &[String], now: SystemTime) -> Option<SystemTime> {
-    own.iter().filter_map(|time| parse_time(time)).filter(|time| *time <= now).max()
+/// Removes as many of these files as it can, and what an interrupted write has left.
+fn clean(directory: &Path, prefix: &str, superfluous: &[String]) -> Result<(), String> {
+    let dir = Dir::open(directory).map_err(|error| error_chain(&error))?;
+    let removed = superfluous.iter().map(|time| dir.remove_file(format!("{prefix}{time}{SUFFIX}")));
+    let mut failed: Vec<_> = removed.filter_map(Result::err).collect();
+    let cleaned = dir.remove_stale_files().err().or(failed.pop());
+    cleaned.map_or(Ok(()), |error| Err(format!("{}; the snapshots are saved", error_chain(&error))))
+}
+
+/// A file that seems to be of the future was saved by another clock: it neither counts nor is removed.
+fn is_past(time: &str, now: SystemTime) -> bool {
+    parse_time(time).is_some_and(|time| time <= now)
 }
 
 fn age(of: SystemTime, now: SystemTime) -> Duration {
     now.duration_since(of).unwrap_or_default()
 }
 
-/// The files that go once another one has been saved: this one stays in any case.
-fn superfluous(before: &[String], keep: usize) -> &[String] {
-    &before[..before.len().saturating_sub(keep.saturating_sub(1))]
+/// The files that go: all but the newest ones.
+fn superfluous(own: &[String], keep: usize) -> &[String] {
+    &own[..own.len().saturating_sub(keep.max(1))]
 }
 
 fn format_time(time: SystemTime) -> Result<String, String> {
@@ -284,22 +289,39 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_file_of_the_past_counts() {
+    fn files_of_the_future_neither_count_nor_go() {
         let now = parse_time("20260725T120000Z").unwrap();
         assert_eq!(format_time(now).unwrap(), "20260725T120000Z");
-        let newest = |texts: &[&str]| newest_of_the_past(&times(texts), now).map(|time| age(time, now));
-        assert_eq!(newest(&[]), None);
-        assert_eq!(newest(&["20260720T120000Z"]), Some(DAY * 5));
-        assert_eq!(newest(&["20260720T120000Z", "20260725T110000Z"]), Some(DAY / 24));
-        assert_eq!(newest(&["20990725T110000Z"]), None, "a wrong clock postpones nothing");
+        for (time, is_counted) in [
+            ("20260720T120000Z", true),
+            ("20260725T120000Z", true),
+            ("20990725T110000Z", false),
+            ("x", false),
+        ] {
+            assert_eq!(is_past(time, now), is_counted, "{time}");
+        }
+        assert_eq!(age(parse_time("20260725T110000Z").unwrap(), now), Duration::from_secs(3600));
     }
 
     #[test]
     fn the_oldest_files_go_and_never_all_of_them() {
-        let before = times(&["1", "2", "3"]);
-        assert_eq!(superfluous(&before, 1), ["1", "2", "3"], "the one that was just saved stays");
-        assert_eq!(superfluous(&before, 3), ["1"]);
-        assert!(superfluous(&before, 4).is_empty() && superfluous(&before, 100).is_empty());
+        let own = times(&["1", "2", "3"]);
+        assert_eq!(superfluous(&own, 1), ["1", "2"]);
+        assert_eq!(superfluous(&own, 2), ["1"]);
+        assert!(superfluous(&own, 3).is_empty() && superfluous(&own, 100).is_empty());
+    }
+
+    #[test]
+    fn what_can_be_removed_is_removed_and_the_rest_is_a_failure() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |time: &str| scratch.path().join(format!("one-{time}.age"));
+        std::fs::create_dir(at("1")).unwrap();
+        std::fs::write(at("2"), b"").unwrap();
+        let failed = clean(scratch.path(), "one-", &times(&["1", "2"])).unwrap_err();
+        assert!(failed.contains("one-1.age") && !at("2").exists(), "{failed}");
+        std::fs::remove_dir(at("1")).unwrap();
+        std::fs::write(at("1"), b"").unwrap();
+        assert_eq!(clean(scratch.path(), "one-", &times(&["1"])), Ok(()));
     }
 
     #[test]
