@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{DataVolume, EncryptionStatus, KeyPolicy, SlotKind};
 use nodekeel_localstorage::{Dir, Error as DirError};
 use nodekeel_logtree::LogStore;
@@ -362,6 +363,10 @@ pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) 
     let (node, steps) = (Arc::clone(running), plan.steps.clone());
     let performed = spawn_blocking(move || steps.iter().try_for_each(|step| perform_step(&node, step)));
     let performed = performed.await.map_err(ResetError::Panicked)?;
+    // What an operator has requested of the former node, which may have got no further.
+    if let Some(cluster) = running.extension::<ClusterNode>() {
+        cluster.withdraw_request();
+    }
     // Also after an error: the cluster reports then what is missing.
     let start = |dn: &str, start: fn(&Supervisor, &str) -> Result<(), ControlError>| {
         let started = running.supervisor.with(|supervisor| start(supervisor, dn));

@@ -309,6 +309,12 @@ impl ClusterNode {
         Ok(())
     }
 
+    /// Withdraws what was requested by [`request_bootstrap`](Self::request_bootstrap) or
+    /// [`request_restore`](Self::request_restore): the next run of a node that was reset waits for a ticket again.
+    pub fn withdraw_request(&self) {
+        self.0.cluster_request.send_replace(None);
+    }
+
     /// The states of the present run, the current one last. A run that was [`EnrolmentPhase::Running`] and
     /// has ended shows [`EnrolmentPhase::Failed`] after it.
     pub fn phase_history(&self) -> Vec<EnrolmentPhase> {

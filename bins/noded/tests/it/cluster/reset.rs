@@ -1,6 +1,9 @@
 //! A node that is reset: it leaves its cluster's data, and starts as a new one.
 
 use std::fs;
+use std::net::TcpListener;
+
+use testbed::ScratchDir;
 
 use super::{MemberFixture, cluster_identity, join_cluster, wait_failing, wait_waiting};
 use crate::harness::{Ended, node_command};
@@ -59,5 +62,28 @@ fn a_node_that_bootstrapped_does_so_again_only_if_its_reset_permits_it() {
     assert!(done.output().contains("data.bootstrapped: the record that permits no other bootstrap"));
     let node = member.start(scratch);
     assert_ne!(cluster_identity(&node).1, cluster);
+    node.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_reset_ends_a_bootstrap_that_was_requested_and_is_not_over() {
+    let mut member = MemberFixture::new();
+    member.config = member.config.replace("bootstrap = true", "bootstrap = false");
+    let node = member.spawn(ScratchDir::new().unwrap());
+    wait_waiting(&node);
+    let occupied = TcpListener::bind(format!("127.0.0.1:{}", member.peer_port())).unwrap();
+    node.ask(&["cluster", "bootstrap"]);
+    wait_failing(&node, "the failure", |status, _| status["state"] == "CreatingCluster");
+    node.nodectl(&["reset", "--yes", "--bootstrap"]).output();
+    wait_waiting(&node);
+
+    // A snapshot that was staged, and whose restore has not begun, is none of another cluster.
+    drop(occupied);
+    let staged = node.data().join("data/cluster.restore");
+    fs::write(&staged, "secrets").unwrap();
+    node.ask(&["cluster", "bootstrap"]);
+    node.wait_ready("root.cluster");
+    assert!(!staged.exists());
     node.stop();
 }
