@@ -196,7 +196,6 @@ impl StepRunner<'_> {
             // Before this node has a record: with it, the restore is complete.
             let this = &node;
             self.call_member(|running| async move { expel_others(&running, this).await }).await?;
-            self.remove_snapshot().await;
         }
         let mut roles = NodeRoles::empty();
         // The roles are new, so neither was set before.
@@ -221,10 +220,12 @@ impl StepRunner<'_> {
         .await?;
         // After the record, by which the issuer knows that the ticket's node has joined.
         self.delete_used_ticket().await;
+        self.remove_snapshot().await;
         Ok(())
     }
 
-    /// Removes the snapshot that was restored: its keys are in the cluster. A file that remains only takes up space.
+    /// Removes a snapshot, which has the secrets of its cluster: the one that was restored, or that was staged before the node has
+    /// come to its cluster in another way.
     async fn remove_snapshot(&self) {
         let Some(snapshot) = self.0.shared.settings.snapshot.clone() else { return };
         let removed = self.0.run_blocking(move || {
@@ -233,7 +234,10 @@ impl StepRunner<'_> {
             Dir::open(dir).and_then(|dir| dir.remove_file(name)).map_err(StepError::volume_root(dir))
         });
         if let Err(error) = removed.await {
-            tracing::warn!("remove the restored snapshot: {}", nodekeel_supervisor::Failure::new(error));
+            tracing::warn!(
+                "can't remove the decrypted snapshot of a cluster: {}",
+                nodekeel_supervisor::Failure::new(error)
+            );
         }
     }
 
