@@ -5,6 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{Stream, TryStreamExt as _, stream};
 use nodekeel_cluster::backup::{Recipient, SnapshotError, encrypt_snapshot, stage_snapshot};
@@ -21,6 +22,7 @@ use nodekeel_cluster::node::{
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::warnings::{present_warnings, warning_text};
@@ -208,6 +210,9 @@ fn choose_recipient(config: &NodedConfig, given: &str) -> Result<Recipient, Stat
 #[derive(Clone, Debug)]
 pub(crate) struct StagedSnapshot(pub(crate) PathBuf);
 
+/// How long a restore waits for a node that has just started.
+const BEGUN_WITHIN: Duration = Duration::from_secs(60);
+
 /// Receives a decrypted snapshot, verifies it, and tells the node to restore the cluster from it. An upload that fails
 /// decides nothing.
 pub(crate) async fn restore(
@@ -220,10 +225,14 @@ pub(crate) async fn restore(
     };
     let refused = |refusal: BootstrapRefusal| Status::failed_precondition(error_chain(&refusal));
     // Before the upload, which may be long. The request checks it again.
-    if let EnrolmentState::New = cluster.current_state() {
-        cluster.wait_phase_left(EnrolmentPhase::New).await;
-    }
-    match cluster.current_state() {
+    let begun = timeout(BEGUN_WITHIN, cluster.wait_phase_left(EnrolmentPhase::New)).await;
+    let not_begun = |_| {
+        Status::failed_precondition(
+            "the node has not looked for a ticket yet, perhaps because its data volume is not open: see `nodectl status root.storage`, \
+             and repeat the command once `nodectl cluster status` prints Waiting",
+        )
+    };
+    match begun.map_err(not_begun)? {
         EnrolmentState::Waiting(_) => {}
         other => return Err(refused(BootstrapRefusal::NotWaiting { state: other.phase() })),
     }
