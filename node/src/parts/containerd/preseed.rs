@@ -21,6 +21,9 @@ use crate::program_name::metric_prefix;
 const DN: &str = "root.containerd.preseed";
 /// The object of problems with bundles and their images.
 const IMAGES: &str = "images";
+/// The object of the problem that content of an image is damaged.
+const CONTENT: &str = "image content";
+const DAMAGE_HINT: &str = "`nodectl images` names all of them; `nodectl images repair` writes them again, where the archive is there";
 /// The name of the import below `root`, in `depends_on`, health and metrics.
 const NAME: &str = "containerd.preseed";
 
@@ -104,19 +107,19 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let states = counted.image_states();
         let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged);
         let directories = counted.directories();
-        let hint = || match damaged {
-            _ if has_failed_bundles => bundles_hint(&directories),
-            Some(_) => {
-                "`nodectl images` names all of them; `nodectl images repair` writes them again".to_owned()
-            }
-            None => import_hint(&directories),
-        };
+        let hint = if has_failed_bundles { bundles_hint(&directories) } else { import_hint(&directories) };
+        // What else is wrong hides no damage.
+        let damage = node.runnable(DN).and(damaged).map(describe_damaged);
         // The required images may be there, and others not.
-        let problem =
-            node.runnable(DN).and_then(|_| counted.problem().or_else(|| damaged.map(describe_damaged)));
+        let problem = node
+            .runnable(DN)
+            .and_then(|_| counted.problem())
+            .filter(|problem| damage.as_ref() != Some(problem));
         // Not of the runnable, whose readiness a problem would withhold from those who need the required images alone.
         let problem = problem.map(|problem| HealthCondition::problem(IMAGES, problem));
-        node.condition_of(DN).or(problem).map(|found| found.hint(hint())).into_iter().collect()
+        let problem = node.condition_of(DN).or(problem).map(|found| found.hint(hint));
+        let damage = damage.map(|damage| HealthCondition::problem(CONTENT, damage).hint(DAMAGE_HINT));
+        problem.into_iter().chain(damage).collect()
     });
     Some(preseed)
 }
