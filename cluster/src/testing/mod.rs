@@ -4,6 +4,7 @@
 mod consensus;
 mod kv;
 
+use crate::backup::Recipient;
 use crate::{enrolment, node, pki};
 
 pub use consensus::consensus_conformance;
@@ -33,6 +34,27 @@ pub fn fuzz_peer_answers(bytes: &[u8]) {
 #[cfg(feature = "etcd")]
 pub fn fuzz_etcd_output(bytes: &[u8]) {
     crate::consensus::etcd::check_arbitrary_output(bytes);
+}
+
+/// Arbitrary bytes as a segment of etcd's write-ahead log, and as its records: never panics, and the rewritten log has each index
+/// once.
+///
+/// # Panics
+/// If that does not hold.
+#[cfg(feature = "etcd")]
+pub fn fuzz_etcd_log(bytes: &[u8]) {
+    crate::consensus::etcd::check_arbitrary_log(bytes);
+}
+
+/// Arbitrary bytes as the recipient of a backup: never panics, and a valid one is printed as it was read, in lower case.
+///
+/// # Panics
+/// If that does not hold.
+pub fn fuzz_recipient(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(recipient) = text.parse::<Recipient>() {
+        assert_eq!(recipient.to_string(), text.to_ascii_lowercase());
+    }
 }
 
 /// Arbitrary bytes as an enrolment configuration, as a node's record in the cluster, and as an enrolment

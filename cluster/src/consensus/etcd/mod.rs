@@ -66,6 +66,8 @@ pub use config::EtcdConfig;
 pub(crate) use fault::check_arbitrary_output;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use peer_client::check_arbitrary_answer;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use wal::check_arbitrary_log;
 
 use self::client::WithoutLeader;
 use self::etcd_child::{EtcdChild, ExitWatch};

@@ -34,6 +34,9 @@ const ADD_NODE: i32 = 0;
 const REMOVE_NODE: i32 = 1;
 const ADD_LEARNER: i32 = 3;
 
+/// No log counts that far: sums with an index below don't overflow.
+const TOO_FAR: u64 = 1 << 62;
+
 /// The length field of a frame.
 const LENGTH_BYTES: usize = 8;
 /// etcd writes whole sectors: a record with one of zeros was cut off by a loss of power.
@@ -267,7 +270,7 @@ impl LogScan {
             METADATA => self.metadata = Some(Metadata::decode(data).map_err(unknown)?),
             STATE => self.state = HardState::decode(data).map_err(unknown)?,
             ENTRY => self.add_entry(&Entry::decode(data).map_err(unknown)?)?,
-            SNAPSHOT => self.add_snapshot(Snapshot::decode(data).map_err(unknown)?),
+            SNAPSHOT => self.add_snapshot(Snapshot::decode(data).map_err(unknown)?)?,
             CRC => {}
             _ => return Err(LogError::Incomplete("a record is of an unknown type")),
         }
@@ -280,6 +283,7 @@ impl LogScan {
     }
 
     fn add_entry(&mut self, entry: &Entry) -> Result<(), LogError> {
+        check_index(entry.index)?;
         if self.terms.is_empty() && self.first == 0 || entry.index < self.first {
             (self.first, self.terms) = (entry.index, Vec::new());
         }
@@ -305,7 +309,8 @@ impl LogScan {
     }
 
     /// A snapshot of the member itself changes nothing. One that it has received replaces its log, unless that has the same.
-    fn add_snapshot(&mut self, snapshot: Snapshot) {
+    fn add_snapshot(&mut self, snapshot: Snapshot) -> Result<(), LogError> {
+        check_index(snapshot.index)?;
         let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         let has_same = at.and_then(|at| self.terms.get(at)) == Some(&snapshot.term);
         // A file begins with entries, of which the snapshot before has none.
@@ -313,6 +318,7 @@ impl LogScan {
         if !has_same && !is_before {
             (self.first, self.terms, self.own_removal) = (snapshot.index + 1, Vec::new(), None);
         }
+        Ok(())
     }
 
     fn is_own(&self, member: u64) -> bool {
@@ -343,6 +349,10 @@ impl LogScan {
         let commit = last + removals.len() as u64;
         Ok(LoneLog { former: metadata, last, removals, state: HardState { commit, ..self.state } })
     }
+}
+
+fn check_index(index: u64) -> Result<(), LogError> {
+    if index < TOO_FAR { Ok(()) } else { Err(LogError::Incomplete("an index is out of range")) }
 }
 
 /// The log of a cluster of one.
@@ -403,6 +413,25 @@ fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
         table
     };
     !bytes.iter().fold(!crc, |crc, byte| TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8)
+}
+
+/// Arbitrary bytes as a segment, and as records, each after its type and its length.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn check_arbitrary_log(bytes: &[u8]) {
+    let mut frames = Frames { bytes, at: 0, crc: 0 };
+    while let Ok(Some(_)) = frames.next(true) {}
+    let (mut scan, mut rest) = (LogScan::default(), bytes);
+    while let [kind, length, data @ ..] = rest {
+        let (data, after) = data.split_at(data.len().min(usize::from(*length)));
+        if scan.add(&Record { kind: i64::from(*kind), crc: 0, data: Some(data.to_vec()) }).is_err() {
+            return;
+        }
+        rest = after;
+    }
+    if let Ok(log) = scan.finish(&BTreeSet::from([1, 2])) {
+        let indexes: Vec<_> = log.removals.iter().map(|removal| removal.index).collect();
+        assert!(indexes.into_iter().eq(log.last + 1..=log.state.commit), "{log:?}");
+    }
 }
 
 #[cfg(test)]

@@ -153,3 +153,29 @@ fn a_sum_is_that_of_the_castagnoli_polynomial() {
     assert_eq!(crc32c(0, b"123456789"), 0xe306_9283);
     assert_eq!(crc32c(crc32c(0, b"1234"), b"56789"), 0xe306_9283);
 }
+
+#[test]
+fn arbitrary_records_never_panic() {
+    let records = [metadata(), snapshot(0, 0), entry(1, 1), change(1, 2, ADD_NODE, OTHER), state(1, 1)];
+    let mut bytes = Vec::new();
+    for (kind, data) in &records {
+        bytes.extend([u8::try_from(*kind).unwrap(), u8::try_from(data.len()).unwrap()]);
+        bytes.extend(data);
+    }
+    for at in 0..bytes.len() {
+        check_arbitrary_log(&bytes[..at]);
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut changed = bytes.clone();
+            changed[at] = value;
+            check_arbitrary_log(&changed);
+        }
+    }
+}
+
+#[test]
+fn an_index_that_no_log_reaches_is_refused() {
+    for last in [entry(1, u64::MAX), snapshot(u64::MAX, 1)] {
+        let records = [last, state(1, 0)];
+        assert!(matches!(rewrite(&[&records]), Err(LogError::Incomplete(_))), "{records:?}");
+    }
+}

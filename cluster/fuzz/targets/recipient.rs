@@ -1,0 +1,4 @@
+//! See `nodekeel_cluster::testing::fuzz_recipient`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_cluster::testing::fuzz_recipient(input));
