@@ -102,8 +102,8 @@ pub enum RecoveryError {
     Learner,
     /// So many voters answer that they are a majority with this one.
     #[error(
-        "a majority of the voters answers with this one ({answering}): nothing is lost; remove those that are gone by `nodectl cluster \
-         remove`"
+        "a majority of the voters answers with this one ({answering}): nothing is lost; remove those that are \
+         gone by `nodectl cluster remove`"
     )]
     MajorityAnswers {
         /// The names of those that answer.
