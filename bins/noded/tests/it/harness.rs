@@ -324,8 +324,10 @@ impl NodedProcess {
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Waits for the start of a runnable, which the operator asks for. nodectl itself waits as long as the runnable does.
+    /// Waits for the start of a runnable, which the operator asks for. nodectl itself waits as long as the runnable does,
+    /// once it exists.
     pub(crate) fn wait_ready(&self, dn: &str) {
+        self.wait_status(dn, |_| true);
         let mut command = self.nodectl_command(&["start", "--wait", dn]);
         let mut waits = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         if testbed::wait_exit(&mut waits, TEST_TIMEOUT).unwrap().is_none() {
