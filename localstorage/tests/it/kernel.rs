@@ -42,19 +42,19 @@ fn check_guarantees_on(kind: FileSystem) {
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_xfs() {
     in_child_process(the_guarantees_hold_on_xfs, || check_guarantees_on(FileSystem::Xfs));
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_ext4() {
     in_child_process(the_guarantees_hold_on_ext4, || check_guarantees_on(FileSystem::PlainExt4));
 }
 
 #[test]
-#[ignore = "needs kernel with a disk of 512 MiB"]
+#[ignore = "sampled: needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_vfat() {
     in_child_process(the_guarantees_hold_on_vfat, || check_guarantees_on(FileSystem::Vfat));
 }
