@@ -37,6 +37,31 @@ pub(crate) struct Printer {
     writer: Box<dyn Write>,
 }
 
+/// A line on the standard error that is written again and again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProgressLine {
+    is_shown: bool,
+}
+
+impl ProgressLine {
+    /// Shows this text in place of the last one; an empty one ends the progress.
+    pub(crate) fn show(self, text: &str) {
+        if self.is_shown {
+            // To the beginning of the line, and clear to its end. A terminal that has gone shows no progress.
+            let _ = write!(io::stderr(), "\r\x1b[K{text}").and_then(|()| io::stderr().flush());
+        }
+    }
+
+    /// The same of a file of which so many bytes are done. Once for each megabyte is enough.
+    pub(crate) fn show_bytes(self, before: u64, done: u64, total: Option<u64>) {
+        const MEGABYTE: u64 = 1_000_000;
+        if before / MEGABYTE != done / MEGABYTE {
+            let total = total.map(|total| format!(" of {}", total.div_ceil(MEGABYTE))).unwrap_or_default();
+            self.show(&format!("{}{total} MB", done / MEGABYTE));
+        }
+    }
+}
+
 /// The meaning of a text, which selects its color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextStyle {
@@ -83,9 +108,9 @@ impl Printer {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Returns whether somebody watches, to whom progress is shown next to the result.
-    pub(crate) fn shows_progress(&self) -> bool {
-        self.is_terminal && !self.is_json && io::stderr().is_terminal()
+    /// The line that shows progress next to the result, where somebody watches.
+    pub(crate) fn progress_line(&self) -> ProgressLine {
+        ProgressLine { is_shown: self.is_terminal && !self.is_json && io::stderr().is_terminal() }
     }
 
     pub(crate) fn print_line(&mut self, text: &str) -> io::Result<()> {

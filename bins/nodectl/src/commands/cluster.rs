@@ -23,7 +23,7 @@ use super::reset::ask;
 use super::status::unhealthy_reason;
 use crate::api_client::{ApiClient, MessageStream};
 use crate::error::CommandError;
-use crate::output::{Printer, TextStyle, escape_control};
+use crate::output::{Printer, ProgressLine, TextStyle, escape_control};
 use crate::private_file::PrivateFile;
 use crate::wire::{non_empty, time_text};
 
@@ -509,14 +509,17 @@ async fn snapshot(
     api.raise_timeout(PIECE_TIMEOUT);
     let request = SnapshotClusterRequest { recipient: args.recipient.unwrap_or_default() };
     let mut pieces = api.open_stream(async |client| client.snapshot_cluster(request).await).await?;
+    let progress = printer.progress_line();
     if args.file == Path::new("-") {
         // age finds out about a file without its end.
-        copy_pieces(&mut pieces, std::io::stdout().lock(), |source| source.into()).await?;
+        copy_pieces(&mut pieces, std::io::stdout().lock(), |source| source.into(), progress).await?;
         return Ok(());
     }
     let file_error = |source| CommandError::File { path: args.file.clone(), source };
     let mut file = PrivateFile::create(&args.file).map_err(file_error)?;
-    let (bytes, recipient) = copy_pieces(&mut pieces, &mut file, file_error).await?;
+    let copied = copy_pieces(&mut pieces, &mut file, file_error, progress).await;
+    progress.show("");
+    let (bytes, recipient) = copied?;
     file.commit().map_err(file_error)?;
     let file = args.file.display().to_string();
     let text = format!(
@@ -530,6 +533,7 @@ async fn copy_pieces(
     pieces: &mut MessageStream<SnapshotClusterResponse>,
     mut to: impl std::io::Write,
     write_error: impl Fn(std::io::Error) -> CommandError,
+    progress: ProgressLine,
 ) -> Result<(u64, String), CommandError> {
     let (mut bytes, mut recipient) = (0, String::new());
     loop {
@@ -538,7 +542,9 @@ async fn copy_pieces(
             recipient = next.recipient;
         }
         to.write_all(&next.piece).map_err(&write_error)?;
+        let before = bytes;
         bytes += next.piece.len() as u64;
+        progress.show_bytes(before, bytes, None);
         if next.is_complete {
             to.flush().map_err(&write_error)?;
             return Ok((bytes, recipient));
@@ -551,25 +557,35 @@ async fn restore(api: &mut ApiClient, args: &RestoreArgs, printer: &mut Printer)
     if !args.yes {
         return Err(CommandError::NotAgreed);
     }
-    let input: Box<dyn Read + Send> = match args.file == Path::new("-") {
-        true => Box::new(std::io::stdin()),
+    let (input, total): (Box<dyn Read + Send>, _) = match args.file == Path::new("-") {
+        true => (Box::new(std::io::stdin()), None),
         false => {
             let file_error = |source| CommandError::File { path: args.file.clone(), source };
-            Box::new(File::open(&args.file).map_err(file_error)?)
+            let file = File::open(&args.file).map_err(file_error)?;
+            let size = file.metadata().map_err(file_error)?.len();
+            (Box::new(file), Some(size))
         }
     };
     api.raise_timeout(RESTORE_TIMEOUT);
-    let pieces = stream_pieces(input);
-    api.call(async |client| client.restore_cluster(pieces).await).await?;
+    let progress = printer.progress_line();
+    let pieces = stream_pieces(input, total, progress);
+    let restored = api.call(async |client| client.restore_cluster(pieces).await).await;
+    progress.show("");
+    restored?;
     let text = "the node restores the cluster: `nodectl cluster status` shows its progress";
     printer.print_result(&RestoreView { restoring: true }, text)
 }
 
 /// The content of a file that may have no end yet. noded finds one that can't be read to its end incomplete.
-fn stream_pieces(mut input: Box<dyn Read + Send>) -> impl Stream<Item = RestoreClusterRequest> + Send {
+fn stream_pieces(
+    mut input: Box<dyn Read + Send>,
+    total: Option<u64>,
+    progress: ProgressLine,
+) -> impl Stream<Item = RestoreClusterRequest> + Send {
     let (sender, receiver) = mpsc::channel(8);
     // A thread that reads for ever ends with the process.
     std::thread::spawn(move || {
+        let mut done = 0;
         loop {
             let mut piece = vec![0; PIECE_BYTES];
             match input.read(&mut piece) {
@@ -578,9 +594,12 @@ fn stream_pieces(mut input: Box<dyn Read + Send>) -> impl Stream<Item = RestoreC
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(_) => return,
             }
+            let before = done;
+            done += piece.len() as u64;
             if sender.blocking_send(RestoreClusterRequest { piece }).is_err() {
                 return;
             }
+            progress.show_bytes(before, done, total);
         }
     });
     stream::unfold(receiver, |mut receiver| async move {

@@ -359,7 +359,12 @@ pub(crate) async fn recover_cluster(
 }
 
 fn parse_node(node: &str) -> Result<NodeId, Status> {
-    node.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))
+    node.parse().map_err(|error| {
+        let error = error_chain(&error);
+        Status::invalid_argument(format!(
+            "{error}; `nodectl cluster status` prints the name of a node, `nodectl cluster members` those of all"
+        ))
+    })
 }
 
 fn node_remover(cluster: &ClusterNode) -> Result<NodeRemover, Status> {

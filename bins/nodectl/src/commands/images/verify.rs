@@ -1,7 +1,5 @@
 //! `images verify` and `images repair`: compare images with their digests.
 
-use std::io::{self, Write as _};
-
 use clap::Args;
 use nodekeel_node::v1;
 use serde::Serialize;
@@ -50,14 +48,11 @@ impl VerifyArgs {
         let Self { names, namespace } = self;
         let request = v1::VerifyImagesRequest { namespace, names, repair };
         let mut reports = api.follow_stream(async |client| client.verify_images(request).await).await?;
+        let progress = printer.progress_line();
         let last = loop {
             let report = reports.next_message().await?.ok_or(CommandError::ConnectionLost)?;
             let is_complete = report.state == "complete";
-            if printer.shows_progress() {
-                let line = if is_complete { String::new() } else { describe_progress(&report) };
-                // To the beginning of the line, and clear to its end. A terminal that has gone shows no progress.
-                let _ = write!(io::stderr(), "\r\x1b[K{line}").and_then(|()| io::stderr().flush());
-            }
+            progress.show(&if is_complete { String::new() } else { describe_progress(&report) });
             if is_complete {
                 break report;
             }

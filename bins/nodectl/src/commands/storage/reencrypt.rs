@@ -1,6 +1,5 @@
 //! `storage reencrypt`: gives the data volume a new volume key.
 
-use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -113,16 +112,16 @@ async fn follow(
     last: &mut Option<ReencryptionView>,
     printer: &Printer,
 ) -> Result<(), CommandError> {
+    let progress = printer.progress_line();
     while last.as_ref().is_none_or(|last| last.state == "running") {
         let report = reports.next_message().await?.ok_or(CommandError::ConnectionLost)?;
         let report = ReencryptionView::from(report);
-        if printer.shows_progress() {
-            let is_running = report.state == "running";
-            let line =
-                if is_running { escape_control(&describe_reencryption(&report)) } else { String::new() };
-            // To the beginning of the line, and clear to its end. A terminal that has gone shows no progress.
-            let _ = write!(io::stderr(), "\r\x1b[K{line}").and_then(|()| io::stderr().flush());
-        }
+        let is_running = report.state == "running";
+        progress.show(&if is_running {
+            escape_control(&describe_reencryption(&report))
+        } else {
+            String::new()
+        });
         *last = Some(report);
     }
     Ok(())

@@ -1,6 +1,5 @@
 //! `storage scrub`: reads all of the data volume.
 
-use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -147,15 +146,12 @@ async fn follow(
     last: &mut Option<ScrubView>,
     printer: &Printer,
 ) -> Result<(), CommandError> {
+    let progress = printer.progress_line();
     while last.as_ref().is_none_or(|last| last.ended.is_none()) {
         let report = reports.next_message().await?.ok_or(CommandError::ConnectionLost)?;
         let scrub = ScrubView::from(report);
-        if printer.shows_progress() {
-            let line =
-                if scrub.ended.is_none() { escape_control(&describe_scrub(&scrub)) } else { String::new() };
-            // To the beginning of the line, and clear to its end. A terminal that has gone shows no progress.
-            let _ = write!(io::stderr(), "\r\x1b[K{line}").and_then(|()| io::stderr().flush());
-        }
+        let is_running = scrub.ended.is_none();
+        progress.show(&if is_running { escape_control(&describe_scrub(&scrub)) } else { String::new() });
         *last = Some(scrub);
     }
     Ok(())
