@@ -7,6 +7,7 @@ pub(crate) mod health;
 mod recovery_probe;
 pub(crate) mod retry_tracker;
 pub(crate) mod timeout;
+pub(crate) mod volume_cache;
 pub(crate) mod watch_backoff;
 pub(crate) mod watch_errors;
 pub(crate) mod watches;

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ability::prober::{StoreProber, ability_changes};
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
+use crate::api::volume_cache::PackedVolume;
 use crate::api::watch_errors::WatchErrors;
 use crate::api::watches::{ObjectCaches, changed_objects, new_caches, watch_resource};
 use crate::api::work_queue::{NextRun, reconcile_changes};
@@ -191,7 +192,7 @@ struct SharedParts {
 struct StoreLoops {
     signals: StoreSignals,
     claims: UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
-    volumes: UnboundedSender<ObjectRef<PersistentVolume>>,
+    volumes: UnboundedSender<ObjectRef<PackedVolume>>,
     caches: ObjectCaches,
     served: ServedStore,
     store: Arc<dyn VolumeStore>,
@@ -208,7 +209,7 @@ struct StoreLoops {
 struct StoreInput {
     claims: UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
     requeued: UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
-    volumes: UnboundedReceiver<ObjectRef<PersistentVolume>>,
+    volumes: UnboundedReceiver<ObjectRef<PackedVolume>>,
     sweeps: UnboundedReceiver<SweepRequest>,
 }
 
@@ -395,9 +396,9 @@ impl StoreLoops {
         let volume_loop = reconcile_changes(
             receiver_stream(volumes).take_until(token.cancelled()),
             ability_changes(&self.served),
-            self.caches.volumes.clone(),
+            self.caches.volumes.0.clone(),
             config.concurrency,
-            async |volume| self.released.reconcile(&volume).await,
+            async |volume| self.released.reconcile(&volume.unpack()).await,
         );
         let auditing = self.served.while_served(|| run_auditor(&*self.store, &self.limits, config));
         tokio::select! {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::Patch;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::api::call::{ApiCall, status_code};
 use crate::api::retry_tracker::random_fraction;
+use crate::api::volume_cache::VolumeCache;
 use crate::api::writer::ApiWriter;
 use crate::claim::decide::{ClaimIgnoreReason, claim_ignore_reason};
 use crate::deletion::apply::VolumeRemover;
@@ -122,7 +123,7 @@ pub(crate) struct OrphanSweeper {
     pub(crate) remover: Arc<VolumeRemover>,
     pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
     /// The cached PersistentVolumes of this node.
-    pub(crate) objects: Store<PersistentVolume>,
+    pub(crate) objects: VolumeCache,
     pub(crate) classes: Store<StorageClass>,
     pub(crate) served: ServedStore,
     /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
@@ -250,7 +251,7 @@ impl OrphanSweeper {
     /// Finds PersistentVolumes whose volume is neither in the list, which may be older than the object, nor
     /// found by a separate query.
     async fn find_orphaned_objects(&self, listed: &BTreeSet<VolumeId>, orphans: &mut Orphans) {
-        for volume in self.objects.state() {
+        for volume in self.objects.iter() {
             let id = required_volume(&self.api.identity, &volume);
             let Some(id) = id.filter(|id| !listed.contains(id)) else { continue };
             if !self.remover.volume_exists(&id).await {
@@ -288,7 +289,7 @@ impl OrphanSweeper {
         listed: &BTreeSet<VolumeId>,
         store: &StoreIdentity,
     ) -> Result<(), ReconcileError> {
-        for volume in self.objects.state() {
+        for volume in self.objects.iter() {
             let name = volume.metadata.name.as_deref().unwrap_or_default();
             let is_here = named_store(&volume).is_some_and(|named| store.id() == Some(&named))
                 && name.parse::<VolumeId>().is_ok_and(|id| listed.contains(&id));
@@ -393,7 +394,7 @@ impl OrphanSweeper {
     }
 
     fn has_object(&self, id: &VolumeId) -> bool {
-        let object = self.objects.get(&ObjectRef::new(id.as_str()));
+        let object = self.objects.get(id.as_str());
         object.is_some_and(|object| is_in_store(&self.api.identity, &object))
     }
 

@@ -1,13 +1,14 @@
 //! Watches of the cluster's objects, and the caches of those that concern this node.
 
 use futures_util::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 
+use crate::api::volume_cache::{PackedVolume, VolumeCache};
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
 
@@ -18,14 +19,14 @@ const PAGE_SIZE: u32 = 100;
 #[derive(Clone)]
 pub(crate) struct ObjectCaches {
     pub(crate) claims: Store<PersistentVolumeClaim>,
-    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) volumes: VolumeCache,
     pub(crate) classes: Store<StorageClass>,
 }
 
 /// Fills the caches from the events of the watches.
 pub(crate) struct CacheWriters {
     pub(crate) claims: Writer<PersistentVolumeClaim>,
-    pub(crate) volumes: Writer<PersistentVolume>,
+    pub(crate) volumes: Writer<PackedVolume>,
     pub(crate) classes: Writer<StorageClass>,
 }
 
@@ -34,7 +35,7 @@ pub(crate) fn new_caches() -> (ObjectCaches, CacheWriters) {
     let (volumes, volumes_writer) = reflector::store();
     let (classes, classes_writer) = reflector::store();
     let writers = CacheWriters { claims: claims_writer, volumes: volumes_writer, classes: classes_writer };
-    (ObjectCaches { claims, volumes, classes }, writers)
+    (ObjectCaches { claims, volumes: VolumeCache(volumes), classes }, writers)
 }
 
 impl ObjectCaches {
@@ -42,7 +43,7 @@ impl ObjectCaches {
     pub(crate) async fn wait_until_complete(&self) {
         let lists = (
             self.claims.wait_until_ready(),
-            self.volumes.wait_until_ready(),
+            self.volumes.0.wait_until_ready(),
             self.classes.wait_until_ready(),
         );
         if let (Ok(()), Ok(()), Ok(())) = futures_util::join!(lists.0, lists.1, lists.2) {

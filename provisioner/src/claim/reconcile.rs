@@ -69,12 +69,12 @@ impl ClaimReconciler {
         };
         let class = class();
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        let volume = self.caches.volumes.get(&ObjectRef::new(&format!("pvc-{uid}")));
+        let volume = self.caches.volumes.get(&format!("pvc-{uid}"));
         let labels = self.provisioner.node.facts().map(|node| node.labels);
         let seen = ObservedClaim {
             claim,
             class: class.as_deref(),
-            volume: volume.as_deref(),
+            volume: volume.as_ref(),
             node_labels: labels.as_deref(),
         };
         let outcome = match plan_claim(identity, seen) {

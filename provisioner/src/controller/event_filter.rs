@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
 use kube::{Resource, ResourceExt as _};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
+use crate::api::volume_cache::{PackedVolume, pack_event};
 use crate::api::watches::ObjectCaches;
 use crate::capacity::publisher::CapacityPublisher;
 use crate::claim::decide::claim_ignore_reason;
@@ -20,6 +21,9 @@ use crate::identity::ProvisionerIdentity;
 use crate::objects::{class_name, is_on_node};
 use crate::resize::reconcile::may_resize;
 use crate::sweep::SweepRequest;
+
+/// The annotation in which `kubectl apply` keeps the whole object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Passes events of our objects, and sends the signals that follow from others.
 pub(crate) struct EventFilter {
@@ -50,7 +54,9 @@ impl EventFilter {
     ) -> Option<WatchResult<PersistentVolumeClaim>> {
         // Before any claim is dropped: a volume's claim may name another driver or node by now, and still be alive.
         event.iter().for_each(|event| self.live_claims.observe_event(event));
-        let event = filter_event(event, |claim| needs_action(&self.identity, claim), &self.caches.claims)?;
+        let is_cached =
+            |claim: &PersistentVolumeClaim| self.caches.claims.get(&ObjectRef::from_obj(claim)).is_some();
+        let event = filter_event(event, |claim| needs_action(&self.identity, claim), is_cached)?;
         match &event {
             Ok(Event::Delete(claim)) => {
                 let uid = claim.metadata.uid.as_deref().unwrap_or_default();
@@ -74,13 +80,14 @@ impl EventFilter {
         Some(event)
     }
 
-    /// Passes volumes on this node.
+    /// Passes volumes on this node, packed for their cache.
     pub(crate) fn filter_volume(
         &self,
         event: WatchResult<PersistentVolume>,
-    ) -> Option<WatchResult<PersistentVolume>> {
+    ) -> Option<WatchResult<PackedVolume>> {
         let is_ours = |volume: &PersistentVolume| is_on_node(&self.identity, volume);
-        let event = filter_event(event, is_ours, &self.caches.volumes)?;
+        let is_cached = |volume: &PersistentVolume| self.caches.volumes.contains(&volume.name_any());
+        let event = filter_event(event, is_ours, is_cached)?;
         match &event {
             Ok(Event::Delete(volume)) => {
                 self.forget(volume.metadata.uid.as_deref().unwrap_or_default());
@@ -98,7 +105,7 @@ impl EventFilter {
             }
             _ => {}
         }
-        Some(event)
+        Some(event.map(pack_event))
     }
 
     /// Passes all classes, which are few. Claims that wait for one are reconciled again.
@@ -154,18 +161,22 @@ fn needs_action(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -
 fn filter_event<K>(
     event: WatchResult<K>,
     is_ours: impl Fn(&K) -> bool,
-    ours: &Store<K>,
+    is_cached: impl Fn(&K) -> bool,
 ) -> Option<WatchResult<K>>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
-    // Nothing reads the managed fields, and they can be larger than the rest of the object.
+    // Nothing reads these two, and they can be larger than the rest of the object.
     let strip = |mut object: K| {
-        object.meta_mut().managed_fields = None;
+        let meta = object.meta_mut();
+        meta.managed_fields = None;
+        if let Some(annotations) = &mut meta.annotations {
+            annotations.remove(LAST_APPLIED);
+        }
         object
     };
     // An object that was ours until this event is still in the cache, and only a deletion removes it.
-    let deletion = |object: K| ours.get(&ObjectRef::from_obj(&object)).map(|_| Ok(Event::Delete(object)));
+    let deletion = |object: K| is_cached(&object).then(|| Ok(Event::Delete(object)));
     match event {
         Ok(Event::Apply(object)) if is_ours(&object) => Some(Ok(Event::Apply(strip(object)))),
         Ok(Event::Apply(object) | Event::Delete(object)) => deletion(object),

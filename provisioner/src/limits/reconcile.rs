@@ -128,14 +128,13 @@ impl LimitReconciler {
     }
 
     fn required_volumes(&self) -> impl Iterator<Item = VolumeId> {
-        let objects = self.caches.volumes.state();
-        objects.into_iter().filter_map(|object| required_volume(&self.api.identity, &object))
+        self.caches.volumes.iter().filter_map(|object| required_volume(&self.api.identity, &object))
     }
 
     /// The unsettled volumes whose PersistentVolumes have another capacity than the one that was compared.
     fn expanded_volumes(&self) -> BTreeSet<VolumeId> {
         let is_expanded = |(id, unsettled): &(&VolumeId, &Unsettled)| {
-            let object = self.caches.volumes.get(&ObjectRef::new(id.as_str()));
+            let object = self.caches.volumes.get(id.as_str());
             object.is_none_or(|object| volume_capacity(&object) != unsettled.capacity)
         };
         self.found().unsettled.iter().filter(is_expanded).map(|(id, _)| id.clone()).collect()
@@ -145,7 +144,7 @@ impl LimitReconciler {
     async fn reconcile_volumes(&self, ids: &BTreeSet<VolumeId>, attempts: &PublishAttempts) -> bool {
         let (mut classes, mut has_limits) = (ClassInodes::new(), true);
         for id in ids {
-            let object = self.caches.volumes.get(&ObjectRef::new(id.as_str()));
+            let object = self.caches.volumes.get(id.as_str());
             let object =
                 object.filter(|object| required_volume(&self.api.identity, object).as_ref() == Some(id));
             let Some(object) = object else {

@@ -1,5 +1,6 @@
 //! The condition of each volume: why no pod can use it.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -56,42 +57,43 @@ impl PartialEq for VolumeCondition {
 
 /// The conditions of those volumes of this node that no pod can use, by PersistentVolume. `missing` are those that the
 /// served store does not have, and `unlimited` those whose limits are wrong, with the reason. `None`: it is not known yet.
-pub(crate) fn plan_conditions<'a>(
+pub(crate) fn plan_conditions(
     scope: &StoreScope,
     status: &StoreStatus,
     missing: &BTreeSet<VolumeId>,
     unlimited: &BTreeMap<VolumeId, String>,
-    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+    objects: impl IntoIterator<Item: Borrow<PersistentVolume>>,
 ) -> Option<BTreeMap<VolumeId, VolumeCondition>> {
     let identity = &scope.identity;
-    let objects: Vec<_> = objects.into_iter().collect();
-    let unknown = objects.iter().filter_map(|object| scope.volume_of_unknown_store(object));
-    let unknown = unknown.map(|(id, name)| (id, unknown_store_condition(name)));
-    let ours = objects.iter().filter_map(|object| Some((volume_in_store(identity, object)?, *object)));
-    match status {
+    let condition = |id: &VolumeId, object: &PersistentVolume| match status {
         StoreStatus::Unknown => None,
         StoreStatus::Unserved { fault, why } => {
-            let condition = VolumeCondition { cause: ConditionCause::Store(*fault), text: why.clone() };
-            Some(ours.map(|(id, _)| (id, condition.clone())).chain(unknown).collect())
+            Some(VolumeCondition { cause: ConditionCause::Store(*fault), text: why.clone() })
         }
-        StoreStatus::Served(store) => {
-            let condition = |(id, object): (VolumeId, &PersistentVolume)| {
-                if missing.contains(&id) {
-                    let condition = missing_condition(identity, store, object);
-                    return Some((id, condition));
-                }
-                let text = unlimited.get(&id)?.clone();
-                Some((id, VolumeCondition { cause: ConditionCause::Limits, text }))
-            };
-            Some(ours.filter_map(condition).chain(unknown).collect())
+        StoreStatus::Served(store) if missing.contains(id) => {
+            Some(missing_condition(identity, store, object))
         }
-    }
+        StoreStatus::Served(_) => {
+            let text = unlimited.get(id)?.clone();
+            Some(VolumeCondition { cause: ConditionCause::Limits, text })
+        }
+    };
+    let of_object = |object: &PersistentVolume| {
+        if let Some((id, name)) = scope.volume_of_unknown_store(object) {
+            return Some((id, unknown_store_condition(name)));
+        }
+        let id = volume_in_store(identity, object)?;
+        let condition = condition(&id, object)?;
+        Some((id, condition))
+    };
+    let is_known = *status != StoreStatus::Unknown;
+    is_known.then(|| objects.into_iter().filter_map(|object| of_object(object.borrow())).collect())
 }
 
 /// The volumes of this node that are marked: they were reported as abnormal, and not as normal since.
-pub(crate) fn reported_conditions<'a>(
+pub(crate) fn reported_conditions(
     scope: &StoreScope,
-    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+    objects: impl IntoIterator<Item: Borrow<PersistentVolume>>,
 ) -> BTreeMap<VolumeId, VolumeCondition> {
     let identity = &scope.identity;
     let annotation = identity.driver.condition_annotation();
@@ -101,9 +103,9 @@ pub(crate) fn reported_conditions<'a>(
     let is_marked = |object: &PersistentVolume| {
         object.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&annotation))
     };
-    let marked = objects.into_iter().filter(|object| is_marked(object));
+    let marked = objects.into_iter().filter(|object| is_marked(object.borrow()));
     let reported = VolumeCondition { cause: ConditionCause::FormerRun, text: String::new() };
-    marked.filter_map(|object| Some((id(object)?, reported.clone()))).collect()
+    marked.filter_map(|object| Some((id(object.borrow())?, reported.clone()))).collect()
 }
 
 /// The changes from the reported conditions to the wanted ones. A volume in neither has none.

@@ -62,7 +62,7 @@ pub(crate) struct StoreGuard {
 struct ListedVolumes {
     store: StoreId,
     /// One that names the store.
-    named: Option<Arc<PersistentVolume>>,
+    named: Option<PersistentVolume>,
     until: Instant,
     /// Signals that the cached volumes have changed since.
     changes: watch::Receiver<()>,
@@ -141,12 +141,12 @@ impl StoreGuard {
             let _ = self.sweeps.send(SweepRequest::All);
         }
         // The store may be restored from a backup, which lacks some.
-        let objects = self.caches.volumes.state();
-        let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, object));
+        let objects = &self.caches.volumes;
+        let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, &object));
         // Before any claim is served: a volume that has lost its limit still has what was promised to it.
         let promised = objects.iter().filter_map(|object| {
-            let id = volume_in_store(&self.api.identity, object).filter(|id| present.contains(id))?;
-            Some((id, volume_capacity(object)))
+            let id = volume_in_store(&self.api.identity, &object).filter(|id| present.contains(id))?;
+            Some((id, volume_capacity(&object)))
         });
         self.store.count_promised(&promised.collect::<Vec<_>>());
         // Set before the status: the reporter reads both as soon as the status changes.
@@ -180,15 +180,15 @@ impl StoreGuard {
         let present = self.store.list().await.map_err(RunError::StoreLost)?.into_iter().collect();
 
         // The cache has the PersistentVolumes of this node only. A store that none of them names may be another node's.
-        let mut objects = self.caches.volumes.state();
-        if let Some(store) = found.id()
-            && !objects.iter().any(|volume| named_store(volume).as_ref() == Some(store))
-        {
-            objects.extend(self.find_volume_of_store(store, listed).await);
-        }
-        let volumes = objects.iter().map(AsRef::as_ref);
-        let action = match plan_store(&self.api.identity, &found, &present, volumes) {
-            StoreAction::CreateIdentity => self.confirm_new_store(&objects).await?,
+        let objects = &self.caches.volumes;
+        let elsewhere = match found.id() {
+            Some(store) if !objects.iter().any(|volume| named_store(&volume).as_ref() == Some(store)) => {
+                self.find_volume_of_store(store, listed).await
+            }
+            _ => None,
+        };
+        let action = match plan_store(&self.api.identity, &found, &present, objects.iter().chain(elsewhere)) {
+            StoreAction::CreateIdentity => self.confirm_new_store().await?,
             action => action,
         };
         let identity = match action {
@@ -206,7 +206,7 @@ impl StoreGuard {
         &self,
         store: &StoreId,
         listed: &mut Option<ListedVolumes>,
-    ) -> Option<Arc<PersistentVolume>> {
+    ) -> Option<PersistentVolume> {
         if !listed.as_ref().is_some_and(|listed| listed.is_current(store)) {
             // Before the list: a change during it makes the list outdated.
             let changes = self.volumes_changed.subscribe();
@@ -218,7 +218,7 @@ impl StoreGuard {
                     if !is_meant {
                         return ControlFlow::Continue(());
                     }
-                    found = Some(Arc::new(volume));
+                    found = Some(volume);
                     ControlFlow::Break(())
                 };
                 self.api.for_each(ApiCall::ListVolumes, visit).await?;
@@ -232,7 +232,7 @@ impl StoreGuard {
     }
 
     /// Decides whether a store without an identity is a new one: snapshots of this node show that it isn't, too.
-    async fn confirm_new_store(&self, volumes: &[Arc<PersistentVolume>]) -> Result<StoreAction, RunError> {
+    async fn confirm_new_store(&self) -> Result<StoreAction, RunError> {
         let Some(store) = &self.snapshots else { return Ok(StoreAction::CreateIdentity) };
         let list = || async {
             let listed = list_ready_snapshots(self.api.client(), &self.api.identity).await;
@@ -247,8 +247,7 @@ impl StoreGuard {
         }
         let lost = |error| RunError::StoreLost(VolumeStoreError::Lost { source: Box::new(error) });
         let present = store.list_snapshots().await.map_err(lost)?.into_iter().collect();
-        let volumes = volumes.iter().map(AsRef::as_ref);
-        Ok(plan_new_store(&self.api.identity, &present, &ready, volumes))
+        Ok(plan_new_store(&self.api.identity, &present, &ready, self.caches.volumes.iter()))
     }
 
     /// Calls the API server until it answers.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::api::Patch;
-use kube::runtime::reflector::{ObjectRef, Store};
 use nodekeel_supervisor::Backoff;
 use serde_json::json;
 use tokio::sync::watch;
@@ -14,6 +13,7 @@ use tokio::time::sleep;
 
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::random_fraction;
+use crate::api::volume_cache::VolumeCache;
 use crate::api::writer::ApiWriter;
 use crate::error_chain::format_chain;
 use crate::failure::FailureReporter;
@@ -38,7 +38,7 @@ const ABNORMAL: &str = "abnormal";
 pub(crate) struct ConditionReporter {
     pub(crate) api: ApiWriter,
     pub(crate) scope: StoreScope,
-    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) volumes: VolumeCache,
     pub(crate) served: ServedStore,
     pub(crate) volumes_changed: Arc<watch::Sender<()>>,
     pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
@@ -82,19 +82,15 @@ impl ConditionReporter {
         now: &StoreStatus,
         (missing, unlimited): (&BTreeSet<VolumeId>, &BTreeMap<VolumeId, String>),
     ) -> bool {
-        let objects = self.volumes.state();
         // Once the conditions are known, the cache is complete.
-        let Some(wanted) =
-            plan_conditions(&self.scope, now, missing, unlimited, objects.iter().map(AsRef::as_ref))
-        else {
+        let Some(wanted) = plan_conditions(&self.scope, now, missing, unlimited, self.volumes.iter()) else {
             return true;
         };
         // The marks are read once: later, the cache may still have one that this process has removed.
-        let reported = reported
-            .get_or_insert_with(|| reported_conditions(&self.scope, objects.iter().map(AsRef::as_ref)));
+        let reported = reported.get_or_insert_with(|| reported_conditions(&self.scope, self.volumes.iter()));
         let changes = plan_condition_changes(reported, &wanted);
         let written = stream::iter(changes).map(|(id, change)| async move {
-            let is_written = match self.volumes.get(&ObjectRef::new(id.as_str())) {
+            let is_written = match self.volumes.get(id.as_str()) {
                 Some(volume) => self.report_change(&volume, &change).await,
                 // The PersistentVolume was deleted, so there is no object to report on.
                 None => true,

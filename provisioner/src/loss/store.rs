@@ -1,5 +1,6 @@
 //! Decides whether a directory is the store of the node's volumes.
 
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -107,14 +108,18 @@ pub enum StoreRejection {
 /// Decides whether a store with this identity and these volumes is the one of a node with these
 /// PersistentVolumes. Those of other drivers do not count, nor those declared lost; those of other nodes show that
 /// the store was moved. Before an identity is created, [`plan_new_store`](crate::plan_new_store) looks at its snapshots.
-pub fn plan_store<'a>(
+pub fn plan_store(
     identity: &ProvisionerIdentity,
     found: &StoreIdentity,
     present: &BTreeSet<VolumeId>,
-    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+    objects: impl IntoIterator<Item: Borrow<PersistentVolume>>,
 ) -> StoreAction {
-    let objects: Vec<_> = objects.into_iter().collect();
-    let ours: Vec<_> = objects.iter().filter_map(|object| node_volume(identity, object)).collect();
+    // Looked at one by one: a node may have many, and who calls this need not keep them all.
+    let (mut ours, mut elsewhere) = (Vec::new(), None);
+    for object in objects {
+        ours.extend(node_volume(identity, object.borrow()));
+        elsewhere = elsewhere.or_else(|| find_other_node(identity, found.id()?, object.borrow()));
+    }
     let first_named = ours.iter().find_map(|volume| Some((volume.id.clone(), volume.store.clone()?)));
     let without_volumes = |volume: &NodeVolume| {
         let volume = volume.id.clone();
@@ -122,9 +127,9 @@ pub fn plan_store<'a>(
     };
     let has_none = !ours.iter().any(|volume| present.contains(&volume.id));
     let is_named = |found: &StoreId| ours.iter().any(|volume| volume.store.as_ref() == Some(found));
-    let unnamed = found.id().filter(|found| !is_named(found));
     // A disk that was moved here has another node's identity, so it must not count as this node's empty store.
-    if let Some(moved) = unnamed.and_then(|found| find_other_node(identity, found, &objects)) {
+    let is_unnamed = found.id().is_some_and(|found| !is_named(found));
+    if let Some(moved) = elsewhere.filter(|_| is_unnamed) {
         return StoreAction::Reject(moved);
     }
     match (found, first_named) {
@@ -170,18 +175,18 @@ fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Opt
     is_ours.then(|| NodeVolume { id, store: named_store(object), is_bound: phase == Some("Bound") })
 }
 
-/// The rejection of the store of another node, or of another name, if a volume there names it.
+/// The rejection of the store of another node, or of another name, if this volume is there and names it.
 fn find_other_node(
     identity: &ProvisionerIdentity,
     found: &StoreId,
-    objects: &[&PersistentVolume],
+    object: &PersistentVolume,
 ) -> Option<StoreRejection> {
-    let is_elsewhere = |object: &PersistentVolume| {
-        is_of_driver(identity, object)
-            && !is_in_store(identity, object)
-            && named_store(object).as_ref() == Some(found)
-    };
-    let object = objects.iter().find(|object| is_elsewhere(object))?;
+    let is_elsewhere = is_of_driver(identity, object)
+        && !is_in_store(identity, object)
+        && named_store(object).as_ref() == Some(found);
+    if !is_elsewhere {
+        return None;
+    }
     let (store, volume) = (found.clone(), object.metadata.name.clone().unwrap_or_default());
     if is_on_node(identity, object) {
         let name = store_name(object).unwrap_or_default().to_owned();
@@ -199,16 +204,16 @@ fn find_other_node(
 ///
 /// Snapshots name the store at most by its name. So they count only where no PersistentVolume names the right store, or the one
 /// that was declared lost.
-pub fn plan_new_store<'a>(
+pub fn plan_new_store(
     identity: &ProvisionerIdentity,
     present: &BTreeSet<SnapshotId>,
     ready: &BTreeSet<SnapshotId>,
-    volumes: impl IntoIterator<Item = &'a PersistentVolume>,
+    volumes: impl IntoIterator<Item: Borrow<PersistentVolume>>,
 ) -> StoreAction {
     match ready.first() {
         Some(snapshot)
             if present.is_disjoint(ready)
-                && !volumes.into_iter().any(|volume| is_in_store(identity, volume)) =>
+                && !volumes.into_iter().any(|volume| is_in_store(identity, volume.borrow())) =>
         {
             let (snapshot, count) = (snapshot.clone(), ready.len());
             StoreAction::Reject(StoreRejection::WithoutSnapshots { snapshot, count })

@@ -50,7 +50,7 @@ impl ResizeReconciler {
         self.served.wait_until_served().await;
         // The volume of another driver or node is not in the cache. If it is still to come, its event has the
         // claim reconciled again.
-        let volume = bound_volume_name(claim).and_then(|name| self.caches.volumes.get(&ObjectRef::new(name)));
+        let volume = bound_volume_name(claim).and_then(|name| self.caches.volumes.get(name));
         let id = volume.and_then(|volume| bound_volume(&self.resizer.api.identity, claim, &volume));
         let Some(id) = id else { return Ok(NextRun::OnChange) };
         let class = class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::timeout;
@@ -18,6 +17,7 @@ use crate::ability::prober::ability_changes;
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::RetryTracker;
+use crate::api::volume_cache::VolumeCache;
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
 use crate::api::watches::changed_objects;
@@ -53,7 +53,7 @@ pub(crate) struct SnapshotReconciler {
     /// The stores with snapshots; at least one.
     pub(crate) units: Vec<SnapshotUnit>,
     /// The PersistentVolumes of this node.
-    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) volumes: VolumeCache,
     pub(crate) retries: Arc<RetryTracker>,
     pub(crate) watch_errors: WatchErrors,
     /// The number of snapshots that are taken at once.
@@ -160,7 +160,7 @@ impl SnapshotReconciler {
         let [_, _, ..] = &self.units[..] else { return Ok(self.first()) };
         let id = match action {
             SnapshotAction::Create { volume, .. } => {
-                let volume = self.volumes.get(&ObjectRef::new(volume.as_str()));
+                let volume = self.volumes.get(volume.as_str());
                 let is_here = |unit: &&SnapshotUnit| {
                     volume.as_ref().is_some_and(|it| is_in_store(&unit.applier.api.identity, it))
                 };
