@@ -8,7 +8,7 @@
 //! An ordered stop deletes it once the kubelet has lost the driver, and the CSINode tells as much: a provisioner that is
 //! removed for good, or replaced by a release without Leases, leaves no node that looks hung.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ use crate::claim::peers::has_driver;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
 use crate::identity::ProvisionerIdentity;
+use crate::image::ImageFormat;
+#[cfg(feature = "agent")]
+use crate::image::VolumeKind;
 use crate::loss::status::ServedStore;
 use crate::node::NodeObserver;
 use crate::{DriverName, NodeName, StoreName};
@@ -53,52 +56,103 @@ pub(crate) fn lease_name(driver: &DriverName, node: &NodeName) -> String {
     format!("{driver}-{node}")
 }
 
-/// The stores of a node, whether they can be used or not, and the size of the largest new volume that each offers; `None` if
-/// that is not limited or not known. The store without a name is listed only if it is known: each node has one.
+/// The stores of a node, whether they can be used or not. The store without a name is listed only if something is known of it:
+/// each node has one.
 ///
 /// The node says so in the labels of its Lease: of a claim that no scheduler places, nothing else tells that no node can serve
 /// it.
-pub(crate) type OfferedStores = BTreeMap<Option<StoreName>, Option<Bytes>>;
+pub(crate) type OfferedStores = BTreeMap<Option<StoreName>, StoreOffer>;
 
-/// The prefix of the labels of the named stores.
-fn store_label_prefix(driver: &DriverName) -> String {
-    format!("stores.{driver}/")
+/// What a store offers to new volumes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct StoreOffer {
+    /// The size of the largest one; `None` if it is not limited or not known.
+    pub(crate) size: Option<Bytes>,
+    /// The formats of strict volumes that can't be created.
+    pub(crate) lacking: BTreeSet<ImageFormat>,
 }
 
-/// The label of the store without a name.
-fn free_label(driver: &DriverName) -> String {
-    format!("{driver}/free")
+/// What a label says of a store.
+#[derive(Clone, Copy)]
+enum StoreLabel {
+    /// The size of its largest new volume.
+    Size,
+    /// The formats that it lacks, separated by points.
+    Lacking,
+}
+
+impl StoreLabel {
+    const ALL: [Self; 2] = [Self::Size, Self::Lacking];
+
+    /// The label about a store.
+    fn of(self, driver: &DriverName, store: Option<&StoreName>) -> String {
+        match store {
+            Some(name) => format!("{}{name}", self.prefix(driver)),
+            None => self.unnamed(driver),
+        }
+    }
+
+    /// The prefix of the labels of the named stores.
+    fn prefix(self, driver: &DriverName) -> String {
+        match self {
+            Self::Size => format!("stores.{driver}/"),
+            Self::Lacking => format!("lacking.{driver}/"),
+        }
+    }
+
+    /// The label of the store without a name.
+    fn unnamed(self, driver: &DriverName) -> String {
+        match self {
+            Self::Size => format!("{driver}/free"),
+            Self::Lacking => format!("{driver}/lacking"),
+        }
+    }
 }
 
 /// Returns whether a label says something of a store.
 fn is_store_label(driver: &DriverName, label: &str) -> bool {
-    label == free_label(driver) || label.starts_with(&store_label_prefix(driver))
+    let is_kind = |kind: StoreLabel| label == kind.unnamed(driver) || label.starts_with(&kind.prefix(driver));
+    StoreLabel::ALL.into_iter().any(is_kind)
 }
 
 /// The stores of the node of a Lease.
 #[cfg(feature = "agent")]
 pub(crate) fn stores_of_lease(driver: &DriverName, lease: &Lease) -> OfferedStores {
-    let (prefix, free) = (store_label_prefix(driver), free_label(driver));
-    let labels = lease.metadata.labels.iter().flatten();
-    let stores = labels.filter_map(|(label, value)| {
-        let name = match label.strip_prefix(&prefix) {
-            Some(name) => Some(StoreName::try_new(name).ok()?),
-            None if *label == free => None,
-            None => return None,
-        };
-        Some((name, value.parse().ok().map(Bytes)))
-    });
-    stores.collect()
+    let mut stores = OfferedStores::new();
+    for kind in StoreLabel::ALL {
+        let (prefix, unnamed) = (kind.prefix(driver), kind.unnamed(driver));
+        for (label, value) in lease.metadata.labels.iter().flatten() {
+            let name = match label.strip_prefix(&prefix).map(StoreName::try_new) {
+                Some(Ok(name)) => Some(name),
+                None if *label == unnamed => None,
+                _ => continue,
+            };
+            let offer = stores.entry(name).or_default();
+            match kind {
+                StoreLabel::Size => offer.size = value.parse().ok().map(Bytes),
+                StoreLabel::Lacking => {
+                    // A later release may know more of them.
+                    let kinds = value.split('.').filter_map(|word| word.parse::<VolumeKind>().ok());
+                    offer.lacking = kinds.filter_map(VolumeKind::image_format).collect();
+                }
+            }
+        }
+    }
+    stores
 }
 
 /// The labels by which a node says what its stores offer.
 fn store_labels(driver: &DriverName, stores: &OfferedStores) -> impl Iterator<Item = (String, String)> {
-    stores.iter().filter_map(|(name, size)| {
-        let value = size.map(|size| size.0.to_string());
-        match name {
-            Some(name) => Some((format!("{}{name}", store_label_prefix(driver)), value.unwrap_or_default())),
-            None => Some((free_label(driver), value?)),
-        }
+    stores.iter().flat_map(|(name, offer)| {
+        let size = offer.size.map(|size| size.0.to_string());
+        // A named store is listed whatever it offers.
+        let size = size.or(name.is_some().then(String::new));
+        let lacking: Vec<_> = offer.lacking.iter().map(|format| format.as_str()).collect();
+        let lacking = Some(lacking.join(".")).filter(|formats| !formats.is_empty());
+        let label = |kind: StoreLabel| kind.of(driver, name.as_ref());
+        [(label(StoreLabel::Size), size), (label(StoreLabel::Lacking), lacking)]
+            .into_iter()
+            .filter_map(|(label, value)| Some((label, value?)))
     })
 }
 
@@ -239,7 +293,11 @@ impl LeaseRenewer {
     async fn renew(&self, held: Option<&Lease>, node_uid: &str) -> Result<Lease, ApiError> {
         // In the namespace of the credentials, as the CSIStorageCapacity objects: for a pod, its own.
         let leases: Api<Lease> = Api::default_namespaced(self.api.client().clone());
-        let stores = self.stores.iter().map(|(name, served)| (name.clone(), served.offered())).collect();
+        let offer = |served: &ServedStore| StoreOffer {
+            size: served.offered(),
+            lacking: served.missing_formats().keys().copied().collect(),
+        };
+        let stores = self.stores.iter().map(|(name, served)| (name.clone(), offer(served))).collect();
         let wanted = renewed_lease(&self.api.identity, &stores, node_uid);
         let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let found = match held {

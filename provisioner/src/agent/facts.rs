@@ -74,6 +74,8 @@ pub(super) struct PendingClaim {
     pub(super) size: Option<Bytes>,
     /// What its volume is copied from.
     pub(super) source: Option<DataSource>,
+    /// True if it asks for a block device.
+    pub(super) is_block: bool,
 }
 
 impl PendingClaim {
@@ -99,6 +101,7 @@ impl PendingClaim {
             size: claim.spec.as_ref().and_then(|spec| requested_capacity(spec).ok()),
             // A node rejects a source that can't be copied.
             source: claim.spec.as_ref().and_then(|spec| requested_source(spec).ok().flatten()),
+            is_block: claim.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block")),
         })
     }
 

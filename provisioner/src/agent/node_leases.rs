@@ -13,6 +13,7 @@ use kube::runtime::watcher::Event;
 use nodekeel_fsquota::Bytes;
 use tokio::time::Instant;
 
+use crate::image::ImageFormat;
 use crate::node_lease::{LEASE_DURATION, OfferedStores, RENEW_INTERVAL, lease_name, stores_of_lease};
 use crate::{DriverName, NodeName, StoreName};
 
@@ -163,7 +164,13 @@ impl NodeLeases {
 
     /// The size of the largest new volume that a store of a node offers; `None` if that is not limited or not known.
     pub(super) fn offered(&self, node: &str, store: &Option<StoreName>) -> Option<Bytes> {
-        *self.seen.get(node)?.stores.get(store)?
+        self.seen.get(node)?.stores.get(store)?.size
+    }
+
+    /// Returns whether a node says that its store can't have strict volumes of a format.
+    pub(super) fn lacks_format(&self, node: &str, store: &Option<StoreName>, format: ImageFormat) -> bool {
+        let offer = self.seen.get(node).and_then(|seen| seen.stores.get(store));
+        offer.is_some_and(|offer| offer.lacking.contains(&format))
     }
 
     /// What was seen last of the Lease of a node.

@@ -9,9 +9,10 @@ use nodekeel_fsquota::Bytes;
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, node_identity};
 use crate::api::event::{MAX_NOTE_BYTES, truncate_bytes};
 use crate::capacity::policy::BinarySize;
-use crate::claim::size::store_of_class;
+use crate::claim::size::{store_of_class, strict_format};
 use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
+use crate::image::ImageFormat;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::parse_quantity;
 use crate::{DriverName, NodeName, StoreName};
@@ -88,6 +89,11 @@ pub(super) enum UnservedReason {
          create the claim again with another class"
     )]
     StoreMissing { store: StoreName },
+    #[error(
+        "no node can make the file system of the strict volumes of the claim's storage class {class}, {format}: install the program \
+         that makes it on a node ({program}), or create the claim again with another class"
+    )]
+    FormatMissing { class: String, format: ImageFormat, program: &'static str },
     /// The figures of the nodes, which change, are told apart from it.
     #[error("no node has room for the {} that the claim of storage class {class} requests", BinarySize(*size))]
     NoRoom { class: String, size: Bytes },
@@ -310,6 +316,9 @@ fn unserved_reason(
     if allowed.is_empty() {
         return Some(UnservedReason::TopologyNotAllowed);
     }
+    if let Some(reason) = missing_format(objects, claim, class, &allowed) {
+        return Some(reason);
+    }
     // With a pod, its tolerations and the published capacity decide, and the scheduler reports.
     if waits_for_consumer(class) {
         return None;
@@ -326,6 +335,29 @@ fn unserved_reason(
     let (most, size) = (most_free(driver, objects, class)?, claim.size?);
     (most.free < size)
         .then(|| UnservedReason::NoRoom { class: claim.class.clone().unwrap_or_default(), size })
+}
+
+/// The file system of a claim's volume, if none of these nodes can make it. The scheduler would only report that they have no
+/// free storage.
+fn missing_format(
+    objects: &ClusterObjects,
+    claim: &PendingClaim,
+    class: &StorageClass,
+    nodes: &[(&str, &NodeFacts)],
+) -> Option<UnservedReason> {
+    // A block device has none, and a copy has that of its source.
+    let format = strict_format(class).filter(|_| !claim.is_block && claim.source.is_none())?;
+    let (store, program) = (store_of_class(class).ok()?, format.mkfs_program()?);
+    let lacks_format = |name: &str| objects.leases.lacks_format(name, &store, format);
+    let lacks_store =
+        |name: &str| store.as_ref().is_some_and(|store| objects.leases.lacks_store(name, store));
+    let (mut lacking, has_none) =
+        (nodes.iter(), nodes.iter().all(|(name, _)| lacks_format(name) || lacks_store(name)));
+    (has_none && lacking.any(|(name, _)| lacks_format(name))).then(|| UnservedReason::FormatMissing {
+        class: claim.class.clone().unwrap_or_default(),
+        format,
+        program,
+    })
 }
 
 /// The node with the most space for a claim that no scheduler places.

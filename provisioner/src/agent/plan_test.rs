@@ -20,6 +20,7 @@ use super::plan::{
 };
 use crate::api::event::MAX_NOTE_BYTES;
 use crate::identity::SELECTED_NODE;
+use crate::image::ImageFormat;
 use crate::testing::objects::{CLASS, DRIVER, sample_claim, sample_class, sample_node, sample_volume};
 use crate::{DriverName, NodeName};
 
@@ -414,6 +415,77 @@ fn a_claim_that_no_scheduler_places_is_unserved_exactly_if_no_node_that_may_take
             let (note, said) = (no_room_note(&reasons[0], &most), if free == 0 { "/readyz" } else { node });
             assert!(note.contains("for the 4Gi that") && note.contains(said), "{note}");
             assert_eq!(most_free(&driver(), &objects, &class), Some(most), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_claim_of_a_strict_class_is_unserved_exactly_if_no_node_can_make_its_file_system() {
+    let lacking = |formats: &str| json!({ format!("{DRIVER}/lacking"): formats, format!("{DRIVER}/free"): "99999999999" });
+    let able = || json!({ format!("{DRIVER}/free"): "99999999999" });
+    let fast = |formats: Option<&str>| {
+        let mut labels = json!({ format!("stores.{DRIVER}/fast"): "99999999999" });
+        if let Some(formats) = formats {
+            labels[format!("lacking.{DRIVER}/fast")] = formats.into();
+        }
+        labels
+    };
+    let (ext4, xfs) = (Some((ImageFormat::Ext4, "mkfs.ext4")), Some((ImageFormat::Xfs, "mkfs.xfs")));
+    let strict = json!({ "strict": "true" });
+    let strict_fast = json!({ "strict": "true", "store": "fast" });
+    let strict_xfs = json!({ "strict": "true", "csi.storage.k8s.io/fstype": "xfs" });
+    // The labels of the three nodes, the parameters of the class, the specification of the claim, and what is missing.
+    for (labels, parameters, spec, expected) in [
+        ([lacking("ext4"), lacking("ext4.xfs"), lacking("future.ext4")], &strict, json!({}), ext4),
+        ([lacking("ext4"), lacking("ext4.xfs"), lacking("xfs")], &strict, json!({}), None),
+        // A node of another release doesn't say.
+        ([lacking("ext4"), lacking("ext4"), json!({})], &strict, json!({}), None),
+        ([lacking("ext4"), lacking("ext4"), able()], &strict, json!({}), None),
+        ([lacking("ext4"), lacking("ext4"), lacking("ext4")], &json!({}), json!({}), None),
+        (
+            [lacking("ext4"), lacking("ext4"), lacking("ext4")],
+            &strict,
+            json!({ "volumeMode": "Block" }),
+            None,
+        ),
+        ([lacking("xfs"), lacking("ext4.xfs"), lacking("xfs")], &strict_xfs, json!({}), xfs),
+        ([lacking("ext4"), lacking("ext4.xfs"), lacking("ext4")], &strict_xfs, json!({}), None),
+        // Only one node has the store, and can't; then another one can.
+        ([fast(Some("ext4")), able(), able()], &strict_fast, json!({}), ext4),
+        ([fast(Some("ext4")), fast(None), able()], &strict_fast, json!({}), None),
+    ] {
+        for mode in ["Immediate", "WaitForFirstConsumer"] {
+            let text = format!("{labels:?} {parameters} {spec} {mode}");
+            let node = TestNode { exists: true, has_driver: Some(true), is_cordoned: false, is_ready: true };
+            let cluster = TestCluster {
+                nodes: [node; 3],
+                claims: Vec::new(),
+                volumes: Vec::new(),
+                waits_for_consumer: false,
+                allowed: None,
+            };
+            let mut objects = cluster.objects();
+            let class = sample_class(json!({ "volumeBindingMode": mode, "parameters": parameters }));
+            objects.classes = [(CLASS.to_owned(), class)].into_iter().collect();
+            let unselected = json!({ "metadata": { "annotations": { SELECTED_NODE: null } }, "spec": spec });
+            let claim = PendingClaim::extract(&sample_claim(1, unselected)).expect("pending");
+            objects.claims = [("default/claim-1".to_owned(), claim)].into_iter().collect();
+            for (node, labels) in NODES.into_iter().zip(labels.clone()) {
+                objects.leases.observe(&driver(), Event::Apply(lease(node, labels)), Instant::now());
+            }
+            let found = find_conditions(&driver(), &objects).into_iter().map(|condition| match condition {
+                ClusterCondition::UnservedClaim { reason, .. } => reason,
+                other => panic!("{text}: {other:?}"),
+            });
+            let missing = |(format, program)| {
+                let class = CLASS.to_owned();
+                UnservedReason::FormatMissing { class, format, program }
+            };
+            assert_eq!(
+                found.collect::<Vec<_>>(),
+                expected.map(missing).into_iter().collect::<Vec<_>>(),
+                "{text}"
+            );
         }
     }
 }

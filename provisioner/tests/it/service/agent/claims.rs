@@ -5,7 +5,7 @@ use std::time::Duration;
 use nodekeel_fsquota::Bytes;
 use nodekeel_provisioner::testing::objects::{DRIVER, sample_class, sample_identity, sample_volume};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
-use nodekeel_provisioner::{ProvisionerConfig, RunError, SELECTED_NODE};
+use nodekeel_provisioner::{ImageFormat, ProvisionerConfig, RunError, SELECTED_NODE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -261,6 +261,61 @@ async fn a_claim_with_immediate_binding_that_no_node_has_room_for_gets_one_event
     wait_bound(&api, "claim-4").await;
     assert!(freed.elapsed() < Duration::from_secs(15), "{:?}", freed.elapsed());
     assert_eq!(failures(4), notes);
+    agent.stop().await;
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_file_system_no_node_can_make_gets_one_event_and_then_a_node() {
+    let api = cluster_api();
+    let class = |name: &str, mode: &str| {
+        let parameters = json!({ "strict": "true" });
+        let class =
+            json!({ "metadata": { "name": name }, "volumeBindingMode": mode, "parameters": parameters });
+        api.create_object(ObjectKind::Class, sample_class(class));
+    };
+    class("now", "Immediate");
+    class("later", "WaitForFirstConsumer");
+    let (mut nodes, stores) = (Vec::new(), [MemStore::default(), MemStore::default()]);
+    for (name, store) in ["node-a", "node-b"].into_iter().zip(&stores) {
+        store.set_missing_format(Some(ImageFormat::Ext4));
+        let config = ProvisionerConfig::new(sample_identity(name));
+        nodes.push(TestNode::start_with(config, test_deps(&api, store), Some(store)).await);
+    }
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    for (number, class) in [(1, "now"), (2, "later")] {
+        let annotations = json!({ SELECTED_NODE: null });
+        let spec = json!({ "storageClassName": class, "resources": { "requests": { "storage": "64Mi" } } });
+        api.create_claim(number, json!({ "metadata": { "annotations": annotations }, "spec": spec }));
+    }
+    let failures = |number: u32| -> Vec<String> {
+        let notes = api.event_notes(&format!("claim-{number}")).into_iter();
+        notes.filter(|note| !note.contains("Successfully")).collect()
+    };
+    for (number, class) in [(1, "now"), (2, "later")] {
+        wait_for_event(&api, &format!("claim-{number}"), "ProvisioningFailed").await;
+        let notes = failures(number);
+        for said in ["no node can make", &format!("storage class {class}, ext4"), "mkfs.ext4"] {
+            assert!(notes[0].contains(said), "{notes:?}");
+        }
+    }
+    // Another leader does not repeat it.
+    agent.crash().await;
+    let mut agent = TestAgent::start(&api, "agent-2");
+    agent.wait_leading().await;
+    advance_time(600).await;
+    assert_eq!([1, 2].map(|number| failures(number).len()), [1, 1]);
+    assert_eq!(selected_node(&api, "claim-1"), None);
+
+    // Once the program is installed on one node, that one takes the claim that no scheduler places.
+    stores[1].set_missing_format(None);
+    wait_bound(&api, "claim-1").await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-b"));
+    advance_time(600).await;
+    assert_eq!([1, 2].map(|number| failures(number).len()), [1, 1]);
     agent.stop().await;
     for node in nodes {
         node.stop().await;
