@@ -100,13 +100,8 @@ where
     // Closes the connections on every exit of this function: tonic serves each connection in a separate task.
     let _cut_at_the_end = cut.clone().drop_guard();
     // tonic tries again at once.
-    let connections = Box::pin(pause_after_errors(connections)).map(move |accepted| {
-        accepted.map(|io| AbortableConnection {
-            io,
-            abort: Box::pin(cut.clone().cancelled_owned()),
-            is_aborted: false,
-        })
-    });
+    let connections = Box::pin(pause_after_errors(connections))
+        .map(move |accepted| accepted.map(|io| AbortableConnection::new(io, cut.clone())));
     let serving =
         router.serve_with_incoming_shutdown(connections, ctx.cancellation_token().cancelled_owned());
     // The listener is bound: the kernel queues connections until the server accepts them.
@@ -125,20 +120,30 @@ where
     Err(if ctx.is_canceled() { ServeError::Canceled(CanceledError) } else { ServeError::ListenerEnded })
 }
 
-/// A connection whose reads and writes fail once it is aborted.
-struct AbortableConnection<I> {
+/// A connection whose reads and writes fail once a token is canceled: a server that gets the error drops the connection, and
+/// every call on it.
+#[derive(Debug)]
+pub struct AbortableConnection<I> {
     io: I,
     abort: Pin<Box<WaitForCancellationFutureOwned>>,
     is_aborted: bool,
 }
 
 impl<I> AbortableConnection<I> {
+    /// The connection, until this token is canceled.
+    pub fn new(io: I, abort: CancellationToken) -> Self {
+        Self { io, abort: Box::pin(abort.cancelled_owned()), is_aborted: false }
+    }
+
     /// Fails if the connection is aborted; otherwise registers the task to be woken when that happens.
     fn check_open(&mut self, cx: &mut TaskContext<'_>) -> io::Result<()> {
         // A future must not be polled again after it has resolved.
         self.is_aborted = self.is_aborted || self.abort.as_mut().poll(cx).is_ready();
         if self.is_aborted {
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server has stopped"));
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the server has closed the connection",
+            ));
         }
         Ok(())
     }

@@ -123,7 +123,7 @@ pub use event_buffer::{FairEventBuffer, NumberedEvent};
 pub use failure::{CanceledError, Failure};
 pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 #[cfg(feature = "tonic")]
-pub use grpc::{GrpcServer, ServeError, serve_grpc};
+pub use grpc::{AbortableConnection, GrpcServer, ServeError, serve_grpc};
 #[cfg(feature = "http")]
 pub use http::{listen_http, serve_http};
 pub use name::{DependencyError, MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
