@@ -3,6 +3,7 @@
 mod log_entry;
 mod log_parser;
 mod node_health;
+mod remote;
 mod reset_text;
 
 use std::fs;
@@ -17,8 +18,10 @@ use tonic::transport::{Channel, Endpoint};
 
 pub use log_entry::{InvalidLogEntry, level_from_wire, level_to_wire};
 pub use log_parser::log_parser_for;
+pub use remote::connect_remote;
 pub use reset_text::describe_reset;
 
+use crate::access::PublicKey;
 pub use crate::error_chain::format_chain;
 use crate::program_name::program_name;
 use crate::v1::control_client::ControlClient;
@@ -66,6 +69,40 @@ pub enum ConnectError {
     Permission {
         /// The socket's path.
         path: PathBuf,
+    },
+    /// A node on another machine can't be reached, or what answers there is no API of a node: look whether it runs, whether its
+    /// `api.address` is this one, and whether a firewall is between.
+    #[error("can't connect to the node at {address}: does it run, with this api.address?")]
+    Remote {
+        /// `HOST:PORT`.
+        address: String,
+        /// The error of the network, or of TLS.
+        #[source]
+        source: io::Error,
+    },
+    /// Another node answers at the address than the one that is known: it was installed anew, or someone is in between. Compare the
+    /// found key with the one that `nodectl operator list` prints on the node before trusting it.
+    #[error(
+        "the node at {address} has another key than the one that is known, {expected}: if `nodectl operator list` on that node prints \
+         {found}, give it by `nodectl context add`"
+    )]
+    WrongNode {
+        /// `HOST:PORT`.
+        address: String,
+        /// The key that is known.
+        expected: PublicKey,
+        /// The key that it has.
+        found: PublicKey,
+    },
+    /// The node does not admit the operator's key. It names it in its log.
+    #[error(
+        "the node at {address} does not admit your key, {key}: an admin of it can add that to its api.operators, and type `nodectl reload` there"
+    )]
+    UnknownOperator {
+        /// `HOST:PORT`.
+        address: String,
+        /// The operator's public key.
+        key: PublicKey,
     },
     /// The kernel rejected the connection for another reason.
     #[error("can't connect to {} at {}", program_name(), path.display())]

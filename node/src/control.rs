@@ -13,12 +13,13 @@ use tonic::service::{Interceptor, Routes};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
+use crate::caller::RemoteCaller;
 use crate::part::PrepareError;
 use crate::program_name::program_name;
 use crate::v1::control_server::SERVICE_NAME;
 
 /// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
-/// runs the node, and from root.
+/// runs the node, from root, and with `[api]` from admins on other machines.
 #[derive(Debug, Clone, Default)]
 pub struct ControlServices {
     pub(crate) routes: Routes,
@@ -64,9 +65,13 @@ pub(crate) fn require_admission<S>(service: S) -> InterceptedService<S, impl Int
     InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
 }
 
-/// Admits the user that runs noded, and root.
+/// Admits the user that runs noded, root, and calls that the gate of the API for other machines has admitted.
 #[allow(clippy::result_large_err, reason = "tonic's interceptors return its status")]
 fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, Status> {
+    // No client can add it: extensions are not in the request that it sends.
+    if request.extensions().get::<RemoteCaller>().is_some() {
+        return Ok(request);
+    }
     let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
     match credentials {
         // The kernel reports the credentials of connect(2), which the caller can't choose.

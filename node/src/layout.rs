@@ -11,6 +11,7 @@
 //!                                       the enrolment, and enrolment.starts 0400; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
 //!                                       and the step journal of its creation; data-volume.faults 0600 and
 //!                                       data-volume.scrub 0600 once there was one
+//!             api/                0700  with [api]: key 0600
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
 //!             data.mounted        0600  if a file system was mounted there
@@ -63,6 +64,18 @@ nodekeel_localstorage::layout! {
     pub(crate) struct StorageRunLayout {
         /// Copies of the headers of encrypted volumes, while cryptsetup reads them, and the record of the open volume.
         pub(crate) storage: LayoutDir = "storage", 0o700;
+    }
+
+    /// In the data directory: the part of the API for other machines.
+    pub(crate) struct ApiLayout {
+        /// The identity of the node in its API: not on the volume, which an operator may have to unlock by it.
+        pub(crate) api: ApiDir = "api", 0o700;
+    }
+
+    /// The directory of the API's identity.
+    pub(crate) struct ApiDir {
+        /// The private key of the node, in PEM.
+        pub(crate) key: LayoutFile = "key", 0o600;
     }
 
     /// In the data directory: the part of the cluster.
@@ -245,6 +258,7 @@ mod tests {
         fn outline<L: LayoutEntry>() -> String {
             L::SHAPE.render_outline(&BrandNames::default())
         }
+        assert_eq!(outline::<ApiLayout>(), "0700 api/\n0600   key\n");
         let data = [outline::<DataLayout>(), outline::<StorageLayout>(), outline::<NamesLayout>()].concat();
         let names = "0755 names/\n0644   hosts\n0644   machine-id\n";
         assert_eq!(data, format!("0600 lock\n0711 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));

@@ -1,6 +1,6 @@
 //! A node as a library: cluster membership on a supervised etcd, containerd with its images, volumes for
 //! Kubernetes and your services under one supervisor, with their logs in one tree and a control API on a unix
-//! socket.
+//! socket and, by key, for other machines.
 //!
 //! It does not run Kubernetes, and it does not configure the machine.
 //!
@@ -9,6 +9,7 @@
 //! ├─ control          the control API: stops last
 //! ├─ kernel           the log of the kernel
 //! ├─ storage          opens the data volume: etcd, the cluster, containerd and volumes wait for it
+//! ├─ api              with [api]: the control API for operators of other machines, by key
 //! ├─ metrics          with [metrics]: metrics and health for programs, over HTTP
 //! ├─ <your parts>     from `NodeBuilder`, or runnables from `Deps`
 //! ├─ network          with `cluster.interface`: watches its address
@@ -73,6 +74,8 @@
 //! tonic and prost (the generated client), prometheus-client (the registries of metrics), and nodekeel's own crates. They are
 //! re-exported: a part needs no versions of them.
 
+#[cfg(feature = "client")]
+pub mod access;
 #[cfg(feature = "node")]
 mod block_events;
 #[cfg(feature = "node")]

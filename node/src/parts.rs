@@ -1,6 +1,7 @@
 //! The shipped parts, each in a folder of its own: its tables of the configuration and their rules, its
 //! plan, its runnable, its health, its metrics and its calls of the control API.
 
+pub(crate) mod api;
 pub(crate) mod cluster;
 pub(crate) mod containerd;
 pub(crate) mod control;
@@ -30,6 +31,7 @@ pub(crate) fn shipped_parts(deps: PartDeps) -> Parts {
     let provides_volume = deps.volume.is_some();
     let parts: Vec<Arc<dyn Part>> = vec![
         Arc::new(control::ControlPart),
+        Arc::new(api::ApiPart),
         Arc::new(metrics::MetricsPart),
         Arc::new(kernel::KernelPart),
         Arc::new(storage::StoragePart::new(&deps)),

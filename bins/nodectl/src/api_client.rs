@@ -1,30 +1,31 @@
 //! Calls to the node: each has a timeout, and a stream ends when the reader of the output closes the pipe.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_node::client::{self, NodeClient};
 use nodekeel_node::v1::ResolveDnRequest;
+use tokio::time::timeout;
 use tonic::{Code, Response, Status, Streaming};
 
+use crate::contexts::NodeEndpoint;
 use crate::error::CommandError;
 use crate::output::ReaderHangup;
 
 /// A connection to the node, with a timeout for each request.
 pub(crate) struct ApiClient {
     client: NodeClient,
-    socket: PathBuf,
+    endpoint: NodeEndpoint,
     timeout: Duration,
 }
 
 impl ApiClient {
-    pub(crate) async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CommandError> {
-        Ok(Self { client: client::connect(socket).await?, socket: socket.to_owned(), timeout })
+    pub(crate) async fn connect(endpoint: NodeEndpoint, timeout: Duration) -> Result<Self, CommandError> {
+        Ok(Self { client: connect(&endpoint, timeout).await?, endpoint, timeout })
     }
 
     /// Connects again after the node has closed the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), CommandError> {
-        self.client = client::connect(&self.socket).await?;
+        self.client = connect(&self.endpoint, self.timeout).await?;
         Ok(())
     }
 
@@ -112,6 +113,16 @@ impl<T> MessageStream<T> {
                 message = message => Ok(message?),
                 error = hangup.wait() => Err(error.into()),
             },
+        }
+    }
+}
+
+async fn connect(endpoint: &NodeEndpoint, limit: Duration) -> Result<NodeClient, CommandError> {
+    match endpoint {
+        NodeEndpoint::Socket(socket) => Ok(client::connect(socket).await?),
+        NodeEndpoint::Remote(node) => {
+            let unreachable = |_| CommandError::Timeout { timeout: limit };
+            Ok(timeout(limit, client::connect_remote(node)).await.map_err(unreachable)??)
         }
     }
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use nodekeel_node::client::DEFAULT_SOCKET;
 
 use crate::commands::NodeCommand;
+use crate::commands::context::ContextCommand;
+use crate::commands::key::KeyCommand;
+use crate::completion::complete_context;
 use crate::output::{ColorMode, OutputFormat};
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
@@ -19,8 +21,15 @@ const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the out
 #[command(name = "nodectl", version, after_help = EXIT_CODES)]
 pub(crate) struct NodectlCli {
     /// Control socket of the node
-    #[arg(long, env = "NODEKEEL_SOCKET", global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    pub(crate) socket: PathBuf,
+    ///
+    /// Also the variable NODEKEEL_SOCKET. Default: that of the current context, or /var/lib/nodekeel/run/control.sock.
+    #[arg(long, global = true, value_name = "PATH", conflicts_with = "context")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Context of a node on another machine
+    ///
+    /// Also the variable NODEKEEL_CONTEXT. `nodectl context list` prints them.
+    #[arg(long, global = true, value_name = "NAME", add = complete_context())]
+    pub(crate) context: Option<String>,
     /// Output format
     ///
     /// JSON is for programs: one value, or for a stream one value a line.
@@ -42,6 +51,12 @@ pub(crate) struct NodectlCli {
 pub(crate) enum NodectlCommand {
     #[command(flatten)]
     Node(NodeCommand),
+    /// Manage contexts of nodes on other machines
+    #[command(subcommand)]
+    Context(ContextCommand),
+    /// Make and show keys of operators
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Print shell completions
     Completion { shell: clap_complete::Shell },
     /// Write man pages into a directory

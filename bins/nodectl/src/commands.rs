@@ -4,11 +4,14 @@
 
 mod action;
 mod cluster;
+pub(crate) mod context;
 mod events;
 mod health;
 mod images;
+pub(crate) mod key;
 mod log_level;
 mod logs;
+mod operator;
 mod reload;
 mod reset;
 mod signal;
@@ -49,6 +52,9 @@ pub(crate) enum NodeCommand {
     #[command(subcommand)]
     Storage(storage::StorageCommand),
     Images(images::ImagesArgs),
+    /// Show who may call from other machines
+    #[command(subcommand)]
+    Operator(operator::OperatorCommand),
     Version(version::VersionArgs),
 }
 
@@ -70,6 +76,7 @@ impl NodeCommand {
             Self::Cluster(command) => command.run(api, printer).await,
             Self::Storage(command) => command.run(api, printer).await,
             Self::Images(args) => args.run(api, printer).await,
+            Self::Operator(command) => command.run(api, printer).await,
             Self::Version(args) => args.run(api, printer).await,
         }
     }

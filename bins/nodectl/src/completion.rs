@@ -2,14 +2,15 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
-use nodekeel_node::client::{self, DEFAULT_SOCKET};
+use nodekeel_node::client;
 use nodekeel_node::v1::TreeRequest;
 
+use crate::contexts::{Contexts, NodeEndpoint, contexts_file, find_endpoint};
 use crate::error::CommandError;
 
 /// The variable by which the script of a shell asks for completions.
@@ -41,8 +42,20 @@ pub(crate) fn print_script(shell: clap_complete::Shell) -> Result<(), CommandErr
 pub(crate) fn complete_dn() -> ArgValueCandidates {
     // The node is only asked when a shell completes, and not when a command line is parsed.
     ArgValueCandidates::new(|| {
-        let socket = find_socket(std::env::args_os(), std::env::var_os("NODEKEEL_SOCKET"));
-        read_dns(&socket).into_iter().filter(|dn| is_word(dn)).map(CompletionCandidate::new).collect()
+        let option = |name| find_option(name, std::env::args_os());
+        let context = option("--context").and_then(|name| name.into_string().ok());
+        let Ok(endpoint) = find_endpoint(option("--socket").map(PathBuf::from), context) else {
+            return Vec::new();
+        };
+        read_dns(endpoint).into_iter().filter(|dn| is_word(dn)).map(CompletionCandidate::new).collect()
+    })
+}
+
+/// Completes the names of contexts.
+pub(crate) fn complete_context() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let contexts = contexts_file().and_then(|file| Contexts::read(&file).ok()).unwrap_or_default();
+        contexts.contexts.into_keys().filter(|name| is_word(name)).map(CompletionCandidate::new).collect()
     })
 }
 
@@ -51,29 +64,34 @@ fn is_word(dn: &str) -> bool {
     dn.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// The socket of an incomplete command line.
-fn find_socket(words: impl IntoIterator<Item = OsString>, variable: Option<OsString>) -> PathBuf {
+/// The value of an option in an incomplete command line.
+fn find_option(name: &str, words: impl IntoIterator<Item = OsString>) -> Option<OsString> {
     let mut words = words.into_iter();
     // clap can't parse an incomplete command line, so that the option is searched in its words.
     while let Some(word) = words.next() {
-        let value = word.to_str().and_then(|word| word.strip_prefix("--socket=")).map(OsString::from);
-        let next = if word == "--socket" { words.next() } else { None };
-        if let Some(path) = value.or(next) {
-            return path.into();
+        let value =
+            word.to_str().and_then(|word| word.strip_prefix(name)?.strip_prefix('=')).map(OsString::from);
+        let next = if word == name { words.next() } else { None };
+        if let Some(value) = value.or(next) {
+            return Some(value);
         }
     }
-    variable.unwrap_or_else(|| DEFAULT_SOCKET.into()).into()
+    None
 }
 
 /// The DNs of the node; none if it does not answer in time.
-fn read_dns(socket: &Path) -> Vec<String> {
+fn read_dns(endpoint: NodeEndpoint) -> Vec<String> {
     // A failure completes nothing: a message would appear between the words that the operator types.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Vec::new();
     };
     let answer = runtime.block_on(async {
         let tree = async {
-            let mut client = client::connect(socket).await.ok()?;
+            let client = match &endpoint {
+                NodeEndpoint::Socket(socket) => client::connect(socket).await,
+                NodeEndpoint::Remote(node) => client::connect_remote(node).await,
+            };
+            let mut client = client.ok()?;
             client.tree(TreeRequest {}).await.ok()
         };
         tokio::time::timeout(NODE_TIMEOUT, tree).await.ok().flatten()
@@ -87,19 +105,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_socket_is_that_of_the_command_line_or_of_the_environment() {
-        let find = |line: &str, variable: Option<&str>| {
-            let path = find_socket(line.split(' ').map(OsString::from), variable.map(OsString::from));
-            path.to_str().unwrap().to_owned()
-        };
-        for (line, variable, socket) in [
-            ("nodectl -- nodectl logs", None, DEFAULT_SOCKET),
-            ("nodectl -- nodectl logs", Some("/v"), "/v"),
-            ("nodectl -- nodectl --socket /a logs", Some("/v"), "/a"),
-            ("nodectl -- nodectl logs --socket=/b ro", Some("/v"), "/b"),
-            ("nodectl -- nodectl --socket", Some("/v"), "/v"),
+    fn an_option_is_found_in_an_incomplete_command_line() {
+        for (line, socket) in [
+            ("nodectl -- nodectl logs", None),
+            ("nodectl -- nodectl --socket /a logs", Some("/a")),
+            ("nodectl -- nodectl logs --socket=/b ro", Some("/b")),
+            ("nodectl -- nodectl --socket", None),
+            ("nodectl -- nodectl --sockets /c", None),
         ] {
-            assert_eq!(find(line, variable), socket, "{line}");
+            let found = find_option("--socket", line.split(' ').map(OsString::from));
+            assert_eq!(found, socket.map(OsString::from), "{line}");
         }
     }
 
@@ -113,6 +128,6 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_run_has_no_dns() {
-        assert_eq!(read_dns(Path::new("/nowhere/control.sock")), [""; 0]);
+        assert_eq!(read_dns(NodeEndpoint::Socket("/nowhere/control.sock".into())), [""; 0]);
     }
 }

@@ -44,6 +44,16 @@ pub(crate) enum CommandError {
         #[source]
         source: io::Error,
     },
+    #[error("unknown context {name:?}, {known}; `nodectl context add` adds one")]
+    UnknownContext {
+        name: String,
+        /// A clause about those that are.
+        known: String,
+    },
+    #[error("can't find the file of contexts: set HOME or XDG_CONFIG_HOME")]
+    NoContextsFile,
+    #[error("private key {} can be read by other users: `chmod 600 {}`, and replace it if one may have", path.display(), path.display())]
+    OpenKeyFile { path: PathBuf },
     #[error("can't read the recovery passphrase from the terminal or the standard input")]
     Passphrase(#[source] io::Error),
     #[error("can't write the output")]
@@ -113,7 +123,9 @@ impl CommandError {
     /// The name of the error for programs, and its exit code.
     fn kind_and_code(&self) -> (&'static str, u8) {
         match self {
-            Self::Connect(ConnectError::Permission { .. }) => ("permission-denied", 5),
+            Self::Connect(ConnectError::Permission { .. } | ConnectError::UnknownOperator { .. }) => {
+                ("permission-denied", 5)
+            }
             Self::Connect(_) | Self::ConnectionLost => ("unreachable", 3),
             Self::Timeout { .. } => ("timeout", 3),
             Self::Call(status) => match status.code() {
@@ -128,9 +140,10 @@ impl CommandError {
             Self::AmbiguousDn(_) => ("ambiguous-dn", 4),
             Self::WaitEnded { .. } => ("wait-ended", 6),
             Self::NotHealthy => ("not-healthy", 6),
+            Self::UnknownContext { .. } | Self::NoContextsFile => ("context", 1),
             Self::Usage { .. } => ("usage", USAGE_CODE),
             Self::Entry(_) => ("invalid-entry", 1),
-            Self::File { .. } => ("file", 1),
+            Self::File { .. } | Self::OpenKeyFile { .. } => ("file", 1),
             Self::Passphrase(_) => ("passphrase", 1),
             Self::Write(_) => ("write", 1),
             Self::NotAgreed => ("not-agreed", 1),

@@ -4,6 +4,7 @@ mod api_client;
 mod cli;
 mod commands;
 mod completion;
+mod contexts;
 mod error;
 mod output;
 mod private_file;
@@ -23,6 +24,7 @@ use zeroizing_alloc::ZeroAlloc;
 use crate::api_client::ApiClient;
 use crate::cli::{NodectlCli, NodectlCommand};
 use crate::commands::NodeCommand;
+use crate::contexts::find_endpoint;
 use crate::error::{CommandError, usage_json};
 use crate::output::{OutputFormat, Printer};
 
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
             "nodectl: can't prevent core dumps, which would contain keys: {error}"
         );
     }
-    let NodectlCli { socket, output, color, timeout, command } = match NodectlCli::try_parse() {
+    let NodectlCli { socket, context, output, color, timeout, command } = match NodectlCli::try_parse() {
         Ok(line) => line,
         Err(error) if error.use_stderr() && cli::asks_for_json(std::env::args_os()) => {
             let _ = writeln!(std::io::stderr(), "{}", usage_json(error.to_string().trim_end()));
@@ -57,6 +59,10 @@ fn main() -> ExitCode {
     };
     let result = match command {
         NodectlCommand::Completion { shell } => completion::print_script(shell),
+        NodectlCommand::Key(command) => print(Printer::new(output, color), |printer| command.run(printer)),
+        NodectlCommand::Context(command) => {
+            print(Printer::new(output, color), |printer| command.run(printer))
+        }
         NodectlCommand::Man { directory } => {
             clap_mangen::generate_to(NodectlCli::command(), directory).map_err(CommandError::from)
         }
@@ -70,7 +76,7 @@ fn main() -> ExitCode {
                 }
             };
             runtime.block_on(async {
-                let api = ApiClient::connect(&socket, timeout).await?;
+                let api = ApiClient::connect(find_endpoint(socket, context)?, timeout).await?;
                 call_node(command, api, Printer::new(output, color)).await
             })
         }
@@ -90,6 +96,16 @@ fn main() -> ExitCode {
         // A reader that has closed the pipe, like `head`, has all that it wanted.
         _ => ExitCode::SUCCESS,
     }
+}
+
+/// Runs a command that calls no node.
+fn print(
+    mut printer: Printer,
+    run: impl FnOnce(&mut Printer) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    let done = run(&mut printer);
+    printer.flush()?;
+    done
 }
 
 /// Runs the command. The output of a command that fails is printed, too.

@@ -6,7 +6,7 @@ use nix::unistd::{Uid, User, geteuid};
 use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, CallingProcess, RemoteCaller};
 
 /// Longest name of a program that the kernel knows.
 ///
@@ -27,11 +27,19 @@ impl CallerNames {
 
     /// The caller of an admitted request.
     pub(crate) fn caller_of<T>(&self, request: &Request<T>) -> Option<Caller> {
+        if let Some(RemoteCaller { name, address, .. }) = request.extensions().get() {
+            return Some(Caller::Operator { name: name.clone(), address: *address });
+        }
         let peer = request.extensions().get::<UdsConnectInfo>()?.peer_cred?;
         // The kernel reports pid 0 for a process that is not visible in noded's PID namespace.
         let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let user = self.0.get(&peer.uid()).cloned();
-        Some(Caller { uid: peer.uid(), user, pid, program: pid.and_then(program_name) })
+        Some(Caller::Process(CallingProcess {
+            uid: peer.uid(),
+            user,
+            pid,
+            program: pid.and_then(program_name),
+        }))
     }
 }
 

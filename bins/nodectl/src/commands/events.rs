@@ -47,10 +47,14 @@ struct EventView {
 
 #[derive(Debug, Serialize)]
 struct CallerView {
-    uid: u32,
+    /// Absent for an operator of another machine.
+    uid: Option<u32>,
     user: Option<String>,
     pid: Option<u32>,
     program: Option<String>,
+    /// Absent for a process.
+    operator: Option<String>,
+    address: Option<String>,
 }
 
 impl From<v1::Event> for EventView {
@@ -71,8 +75,15 @@ impl From<v1::Event> for EventView {
 
 impl From<v1::Caller> for CallerView {
     fn from(caller: v1::Caller) -> Self {
-        let (user, program) = (non_empty(caller.user), non_empty(caller.program));
-        Self { uid: caller.uid, user, pid: caller.pid, program }
+        let operator = non_empty(caller.operator);
+        Self {
+            uid: Some(caller.uid).filter(|_| operator.is_none()),
+            user: non_empty(caller.user),
+            pid: caller.pid,
+            program: non_empty(caller.program),
+            operator,
+            address: non_empty(caller.address),
+        }
     }
 }
 

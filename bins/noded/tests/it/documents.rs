@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::harness::{noded_command, run_nodectl};
 
 /// Words that stand for a value.
-const VALUES: [(&str, &str); 13] = [
+const VALUES: [(&str, &str); 15] = [
     ("LEVEL", "warn"),
     ("DURATION", "30s"),
     ("SECONDS", "5"),
@@ -19,6 +19,8 @@ const VALUES: [(&str, &str); 13] = [
     ("IP", "192.0.2.8"),
     ("ADDRESS", "192.0.2.8"),
     ("CURSOR", "1"),
+    ("HOST:PORT", "192.0.2.8:7443"),
+    ("KEY", "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg"),
     ("SHELL", "bash"),
     ("SIGNAL", "SIGHUP"),
     ("COMMAND", ""),
@@ -121,6 +123,17 @@ fn every_command_in_a_document_or_a_hint_is_known_to_its_program() {
     let refused = lines.iter().filter_map(|line| Some(format!("{}: {}", line.join(" "), refusal(line)?)));
     let refused: Vec<_> = refused.collect();
     assert!(refused.is_empty(), "{}", refused.join("\n"));
+}
+
+#[test]
+fn the_roles_in_the_document_are_those_that_the_node_enforces() {
+    let text = fs::read_to_string(root().join("docs/nodectl.md")).unwrap();
+    for role in nodekeel_node::access::Role::ALL {
+        let row = text.lines().find_map(|line| line.strip_prefix(&format!("| `{role}` | "))).unwrap();
+        let printed: Vec<_> = row.split('`').skip(1).step_by(2).collect();
+        let of_role = nodekeel_node::access::METHODS.iter().filter(|(_, least)| *least == role);
+        assert_eq!(printed, of_role.map(|(method, _)| *method).collect::<Vec<_>>(), "{role}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The programs noded and nodectl, through real sockets and with real daemons.
 #![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
+mod api;
 mod attacks;
 mod block_volumes;
 mod callers;

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::middleware::map_response;
 use futures_util::{Stream, StreamExt as _};
 use nodekeel_cluster::enrolment::ClusterNode;
@@ -23,6 +24,7 @@ use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::event_history::EventScope;
+use crate::parts::api::list_operators;
 use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
@@ -50,7 +52,7 @@ const MAX_MESSAGE_BYTES: usize = 12 << 10;
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// Grace period of calls in progress when the node stops; streams end by themselves.
-const GRACE_PERIOD: Duration = Duration::from_secs(2);
+pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The runnable that serves the control API.
 pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) -> impl Runnable {
@@ -61,16 +63,25 @@ pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) 
     };
     let callers = CallerNames::look_up();
     let router = move |ctx: &Context| {
-        let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
-        let api = ControlService { running: Arc::clone(&running), callers, stop, generation };
-        let api = ControlServer::new(api).max_decoding_message_size(MAX_CALL_BYTES);
-        let routes =
-            // The services of the parts are read in each incarnation: a reload may have added some.
-            running.additions().services.routes.add_service(require_admission(api));
-        let routes = routes.into_axum_router().layer(map_response(shorten_status));
+        let routes = control_router(&running, callers.clone(), ctx);
         tonic::transport::Server::builder().add_routes(routes.into())
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+}
+
+/// All services of the node, for a server that runs in this context.
+pub(crate) fn control_router(running: &Arc<RunningNode>, callers: CallerNames, ctx: &Context) -> Router {
+    let api = ControlService {
+        running: Arc::clone(running),
+        callers,
+        stop: ctx.cancellation_token(),
+        dn: ctx.dn().to_string(),
+        generation: ctx.generation(),
+    };
+    let api = ControlServer::new(api).max_decoding_message_size(MAX_CALL_BYTES);
+    // The services of the parts are read in each incarnation: a reload may have added some.
+    let routes = running.additions().services.routes.add_service(require_admission(api));
+    routes.into_axum_router().layer(map_response(shorten_status))
 }
 
 /// Cuts a long message of a failed call, which may repeat what the client has sent: in a header that is too large, it would
@@ -93,7 +104,8 @@ struct ControlService {
     callers: CallerNames,
     /// Ends the streams; otherwise a graceful stop would wait for their clients.
     stop: CancellationToken,
-    /// Of `root.control`.
+    /// The server's, and its generation: its end is that of the streams of events.
+    dn: String,
     generation: u64,
 }
 
@@ -340,7 +352,7 @@ impl Control for ControlService {
             return Err(self.unknown_dn(&dn));
         };
         let events = self.running.history.read_events(backlog, scope);
-        Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.generation))))
+        Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.dn.clone(), self.generation))))
     }
 
     async fn start(&self, request: Request<v1::StartRequest>) -> Result<Response<v1::StartResponse>, Status> {
@@ -642,6 +654,13 @@ impl Control for ControlService {
             self.record_action(request, |request| (STORAGE_DN, format!("erasure of {}", request.token)));
         self.storage()?.erase(&request.token)?;
         Ok(Response::new(v1::EraseStorageResponse {}))
+    }
+
+    async fn operators(
+        &self,
+        _: Request<v1::OperatorsRequest>,
+    ) -> Result<Response<v1::OperatorsResponse>, Status> {
+        Ok(Response::new(list_operators(&self.running)?))
     }
 
     async fn reset(&self, request: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {

@@ -15,7 +15,6 @@ use tonic::Status;
 
 use super::api::ResponseStream;
 use crate::control::stopping_status;
-use crate::dn::CONTROL as CONTROL_DN;
 use crate::event_history::{EventHistoryReader, NodeEvent, NodeEventKind};
 use crate::running::RunningNode;
 use crate::{v1, wire};
@@ -116,15 +115,16 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
     })
 }
 
-/// Streams the kept events of the reader's scope, then, with `follow`, new ones, until the control API of this generation stops: at a stop of the
-/// node, that is the last runnable, so that the events of all others come before. Then it ends with `UNAVAILABLE`.
+/// Streams the kept events of the reader's scope, then, with `follow`, new ones, until the server with this DN and generation stops: at a stop of the
+/// node, the control API is the last runnable, so that the events of all others come before. Then it ends with `UNAVAILABLE`.
 pub(super) fn event_stream(
     reader: EventHistoryReader,
     follow: bool,
+    server: String,
     generation: u64,
 ) -> impl Stream<Item = Result<v1::EventsResponse, Status>> + Send {
-    stream::unfold(Some((reader, false)), move |state| async move {
-        let (mut reader, is_stopping) = state?;
+    stream::unfold(Some((reader, false, server)), move |state| async move {
+        let (mut reader, is_stopping, server) = state?;
         if is_stopping {
             return Some((Err(stopping_status()), None));
         }
@@ -136,18 +136,18 @@ pub(super) fn event_stream(
             reader.wait_for_unread().await;
             batch = reader.take_unread(MAX_ENTRIES);
         }
-        let is_stopping = follow && batch.iter().any(|event| stops_control_api(event, generation));
+        let is_stopping = follow && batch.iter().any(|event| stops_server(event, &server, generation));
         // The end of the stream is an event that may be out of the scope: a message may be empty.
         let in_scope = batch.iter().filter(|event| reader.scope().contains(event));
         let events = in_scope.map(wire::event_to_wire).collect();
-        Some((Ok(v1::EventsResponse { events }), Some((reader, is_stopping))))
+        Some((Ok(v1::EventsResponse { events }), Some((reader, is_stopping, server))))
     })
 }
 
-fn stops_control_api(event: &NodeEvent, generation: u64) -> bool {
+fn stops_server(event: &NodeEvent, server: &str, generation: u64) -> bool {
     let is_canceling = matches!(&event.kind, NodeEventKind::Change(RunnableChange::Canceling { .. }));
-    // A restart of the control API is in the backlog of later streams, which it must not end.
-    is_canceling && *event.dn == *CONTROL_DN && event.generation == generation
+    // A restart of the server is in the backlog of later streams, which it must not end.
+    is_canceling && *event.dn == *server && event.generation == generation
 }
 
 #[cfg(test)]
@@ -158,6 +158,7 @@ mod tests {
     use nodekeel_supervisor::{CancelCause, ChildSpec, Context};
 
     use super::*;
+    use crate::dn::CONTROL as CONTROL_DN;
     use crate::event_history::{EventHistory, EventScope};
 
     fn stopping_event(dn: &str, generation: u64) -> NodeEvent {
@@ -167,9 +168,9 @@ mod tests {
 
     #[test]
     fn only_the_stop_of_this_incarnation_of_the_control_api_ends_its_streams() {
-        assert!(stops_control_api(&stopping_event("root.control", 2), 2));
-        assert!(!stops_control_api(&stopping_event("root.control", 1), 2));
-        assert!(!stops_control_api(&stopping_event("root.service.a", 2), 2));
+        assert!(stops_server(&stopping_event("root.control", 2), "root.control", 2));
+        assert!(!stops_server(&stopping_event("root.control", 1), "root.control", 2));
+        assert!(!stops_server(&stopping_event("root.service.a", 2), "root.control", 2));
     }
 
     #[tokio::test]
@@ -202,7 +203,8 @@ mod tests {
         supervisor.wait_ready("root.a").await.expect("it runs");
         supervisor.wait_ready("root.control").await.expect("it runs");
         let events = tokio::spawn(
-            event_stream(history.read_events(None, EventScope::Node), true, 1).collect::<Vec<_>>(),
+            event_stream(history.read_events(None, EventScope::Node), true, "root.control".into(), 1)
+                .collect::<Vec<_>>(),
         );
         supervisor.shutdown().await;
         let sent = events.await.expect("it ends");

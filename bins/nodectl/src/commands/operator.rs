@@ -1,0 +1,67 @@
+//! `operator`: who may call the node from other machines.
+
+use clap::Subcommand;
+use nodekeel_node::v1::{self, OperatorsRequest};
+use serde::Serialize;
+
+use crate::api_client::ApiClient;
+use crate::error::CommandError;
+use crate::output::{Printer, TextStyle, escape_control};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OperatorCommand {
+    /// List operators, and the node's key
+    List,
+}
+
+#[derive(Debug, Serialize)]
+struct OperatorsView {
+    address: String,
+    node_key: String,
+    operators: Vec<OperatorView>,
+}
+
+#[derive(Debug, Serialize)]
+struct OperatorView {
+    name: String,
+    role: String,
+    source: String,
+    connections: u32,
+    key: String,
+}
+
+impl From<v1::Operator> for OperatorView {
+    fn from(operator: v1::Operator) -> Self {
+        let v1::Operator { name, key, role, source, connections } = operator;
+        Self { name, role, source, connections, key }
+    }
+}
+
+impl OperatorCommand {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        match self {
+            Self::List => list(api, printer).await,
+        }
+    }
+}
+
+async fn list(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.operators(OperatorsRequest {}).await).await?;
+    let view = OperatorsView {
+        address: answer.address,
+        node_key: answer.node_key,
+        operators: answer.operators.into_iter().map(OperatorView::from).collect(),
+    };
+    if printer.is_json {
+        return Ok(printer.print_json(&view)?);
+    }
+    let (address, key) = (escape_control(&view.address), escape_control(&view.node_key));
+    printer.print_line(&format!("the API listens on {address}, and its key is {key}"))?;
+    let row = |operator: OperatorView| {
+        let OperatorView { name, role, source, connections, key } = operator;
+        let cells = [name, role, source, connections.to_string(), key].map(|cell| escape_control(&cell));
+        (TextStyle::Plain, cells)
+    };
+    let rows: Vec<_> = view.operators.into_iter().map(row).collect();
+    Ok(printer.print_table(["NAME", "ROLE", "SOURCE", "CONNECTIONS", "KEY"], &rows)?)
+}

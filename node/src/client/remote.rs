@@ -1,0 +1,82 @@
+//! The client of a node on another machine.
+
+use std::io;
+use std::sync::Arc;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncBufReadExt as _;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::transport::Endpoint;
+
+use super::{ConnectError, MAX_CALL_BYTES, NodeClient};
+use crate::access::{ClientTls, MismatchedKey, PublicKey, RemoteNode};
+
+/// Connects to the control API of a node on another machine. The client is cheap to clone.
+///
+/// # Errors
+/// See [`ConnectError`].
+pub async fn connect_remote(node: &RemoteNode) -> Result<NodeClient, ConnectError> {
+    let address = node.address.clone();
+    let tls = ClientTls::new(node.node_key, &node.operator_key).map_err(|source| ConnectError::Remote {
+        address: address.clone(),
+        source: io::Error::other(source),
+    })?;
+    let target =
+        Arc::new(Target { address, tls, node: node.node_key, operator: node.operator_key.public_key() });
+    // Here the reason is at hand; tonic would only report a failed transport.
+    let mut first = Some(target.open().await?);
+    // tonic calls the connector again when the connection breaks.
+    let connector = tower::service_fn(move |_| {
+        let (first, target) = (first.take(), Arc::clone(&target));
+        async move {
+            let stream = match first {
+                Some(stream) => stream,
+                None => target.open().await.map_err(io::Error::other)?,
+            };
+            Ok::<_, io::Error>(TokioIo::new(stream))
+        }
+    });
+    let channel = Endpoint::from_static("http://node").connect_with_connector_lazy(connector);
+    Ok(NodeClient::new(channel).max_decoding_message_size(MAX_CALL_BYTES))
+}
+
+struct Target {
+    address: String,
+    tls: ClientTls,
+    node: PublicKey,
+    operator: PublicKey,
+}
+
+impl Target {
+    async fn open(&self) -> Result<TlsStream<TcpStream>, ConnectError> {
+        let failed = |source| ConnectError::Remote { address: self.address.clone(), source };
+        let tcp = TcpStream::connect(&self.address).await.map_err(failed)?;
+        // Messages are small, and most of them are waited for.
+        let _ = tcp.set_nodelay(true);
+        // The key stands for itself: the name is not sent, and nothing is compared with it.
+        let name = ServerName::try_from("node").expect("a name");
+        let connector = TlsConnector::from(self.tls.config());
+        let mut stream = connector.connect(name, tcp).await.map_err(|error| self.explain(error))?;
+        // The handshake ends here before the node looks at the operator's key. Its answer is an alert, or the first frame of HTTP/2,
+        // which a server sends unasked (RFC 9113, section 3.4).
+        match stream.fill_buf().await {
+            Ok([]) => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(stream),
+            Err(error) => Err(self.explain(error)),
+        }
+    }
+
+    fn explain(&self, error: io::Error) -> ConnectError {
+        let address = self.address.clone();
+        if let Some(found) = MismatchedKey::of_error(&error) {
+            return ConnectError::WrongNode { address, expected: self.node, found };
+        }
+        if ClientTls::is_unknown_operator(&error) {
+            return ConnectError::UnknownOperator { address, key: self.operator };
+        }
+        ConnectError::Remote { address, source: error }
+    }
+}

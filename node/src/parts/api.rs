@@ -1,0 +1,206 @@
+//! The control API for operators on other machines: each is known by a key, and may what a role permits.
+
+mod audit;
+mod config;
+mod connections;
+mod gate;
+mod operators;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nodekeel_localstorage::tree::LayoutFile;
+use thiserror::Error;
+use tonic::{Extensions, Status};
+
+use self::config::ApiConfig;
+use self::connections::serve_api;
+use self::operators::{Operator, OperatorSource, Operators};
+use crate::access::{InvalidKey, PrivateKey, PublicKey};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
+use crate::layout::ApiLayout;
+use crate::listen_address::ListenAddress;
+use crate::part::PartPlanner;
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    is_equal,
+};
+use crate::running::RunningNode;
+use crate::v1;
+
+const NAME: &str = "api";
+const DN: &str = "root.api";
+const ADDRESS_KEY: &str = "api.address";
+
+/// The part of `[api]`.
+pub(super) struct ApiPart;
+
+impl Part for ApiPart {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::new::<ApiConfig>(NAME)]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        config.section::<ApiConfig>(NAME).map_or(Ok(()), ApiConfig::check)
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let is_off = config.section::<ApiConfig>(NAME).is_none();
+        let unavailable = is_off.then_some("which is disabled; set api.address");
+        vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let Some(config) = planner.config().section::<ApiConfig>(NAME).cloned() else { return };
+        let address = config.address;
+        let running = planner.running_config().and_then(|running| running.section::<ApiConfig>(NAME));
+        // The server that runs releases its port before the new one listens.
+        if running.is_some_and(|running| running.address.port() == address.port()) {
+            planner.claim_address(ListenAddress::Tcp(address.ip(), address.port()), ADDRESS_KEY);
+        } else {
+            planner.check_port(address.ip(), address.port(), ADDRESS_KEY);
+        }
+        planner.add(PlannedService::new(DN, ApiPlan(config)).node_layout::<ApiLayout>());
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct ApiPlan(ApiConfig);
+
+impl ApiPlan {
+    fn operators(&self) -> Vec<Operator> {
+        let operators = self.0.operators.iter();
+        let of_config = |operator: &config::OperatorConfig| Operator {
+            name: operator.name.clone(),
+            key: operator.key,
+            role: operator.role,
+            source: OperatorSource::Config,
+        };
+        operators.map(of_config).collect()
+    }
+}
+
+impl fmt::Display for ApiPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the control API for operators of other machines on {}", self.0.address)
+    }
+}
+
+impl PlannedRunnable for ApiPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let key = Arc::new(load_key(&node.create_node_layout::<ApiLayout>()?.api.key)?);
+        let operators = Arc::new(Operators::default());
+        operators.replace(OperatorSource::Config, self.operators());
+        let api = Arc::new(Api { address: self.0.address, key, operators });
+        node.extensions().insert(Arc::clone(&api));
+        Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
+    }
+
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        is_equal(self, new)
+    }
+
+    fn is_applicable(&self, new: &dyn PlannedRunnable) -> bool {
+        let new: &dyn std::any::Any = new;
+        new.downcast_ref::<Self>().is_some_and(|new| new.0.address == self.0.address)
+    }
+
+    fn apply(&self, extensions: &Extensions) {
+        if let Some(api) = extensions.get::<Arc<Api>>() {
+            api.operators.replace(OperatorSource::Config, self.operators());
+        }
+    }
+}
+
+/// The API for other machines, as its parts and the control API share it.
+#[derive(Debug)]
+pub(crate) struct Api {
+    address: SocketAddr,
+    key: Arc<PrivateKey>,
+    operators: Arc<Operators>,
+}
+
+/// The reason why the node has no key for its API.
+#[derive(Debug, Error)]
+enum NodeKeyError {
+    #[error(
+        "can't read the key of the API, {}: restore it from a copy, or remove it: then each operator needs the new key of this node",
+        path.display()
+    )]
+    Damaged {
+        path: PathBuf,
+        #[source]
+        source: InvalidKey,
+    },
+    #[error("can't make a key for the API")]
+    Generate(#[source] std::io::Error),
+}
+
+/// The key of this node. It is made once: operators know the node by it.
+fn load_key(file: &LayoutFile) -> Result<PrivateKey, PrepareError> {
+    if let Some(text) = file.read_if_present()? {
+        // The allocator of the program erases the text.
+        let damaged = |source| NodeKeyError::Damaged { path: file.path().to_owned(), source };
+        return Ok(PrivateKey::from_pem(&text).map_err(damaged)?);
+    }
+    let key = PrivateKey::generate().map_err(NodeKeyError::Generate)?;
+    file.write(key.to_pem().as_bytes())?;
+    Ok(key)
+}
+
+/// The answer to a request for the operators.
+#[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsResponse, Status> {
+    let is_on = running.plan().config.section::<ApiConfig>(NAME).is_some();
+    let off = || {
+        Status::failed_precondition(
+            "this node has no API for other machines: set api.address in its configuration",
+        )
+    };
+    // A reload that switches it off leaves the extension.
+    let api = running.extension::<Arc<Api>>().filter(|_| is_on).ok_or_else(off)?;
+    let operators = api.operators.list().into_iter().map(|(operator, connections)| v1::Operator {
+        name: operator.name,
+        key: operator.key.to_string(),
+        role: operator.role.to_string(),
+        source: operator.source.as_str().into(),
+        connections: u32::try_from(connections).unwrap_or(u32::MAX),
+    });
+    Ok(v1::OperatorsResponse {
+        address: api.address.to_string(),
+        node_key: api.key.public_key().to_string(),
+        operators: operators.collect(),
+    })
+}
+
+/// How to admit an operator with this key.
+fn admission_hint(key: PublicKey) -> String {
+    format!("to admit it, add {{ name = NAME, key = \"{key}\", role = ROLE }} to api.operators, and reload")
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_localstorage::Dir;
+
+    use super::*;
+    use crate::layout::place_layout;
+
+    #[test]
+    fn the_key_is_made_once_and_a_damaged_one_is_not_replaced() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let place = || place_layout(Dir::open(scratch.path()).expect("open")).expect("placed");
+        let file = || place().add_layout::<ApiLayout>().expect("placed").api.key;
+        let key = load_key(&file()).expect("made").public_key();
+        assert_eq!(load_key(&file()).expect("read").public_key(), key);
+        std::fs::write(file().path(), "no key").expect("written");
+        let error = load_key(&file()).expect_err("damaged");
+        assert!(error.to_string().contains("api/key: restore it from a copy, or remove it"), "{error}");
+        assert_eq!(std::fs::read(file().path()).expect("there"), b"no key");
+    }
+}

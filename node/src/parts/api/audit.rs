@@ -1,0 +1,153 @@
+//! The record of what operators on other machines have called, and of who was refused.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::response::Response;
+use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
+use tonic::{Code, Status};
+
+use super::connections::Refusal;
+use super::gate::method_name;
+use super::{DN, admission_hint};
+use crate::access::{Role, least_role};
+use crate::caller::RemoteCaller;
+
+/// Calls that only read have a DN of their own: however many there are, they evict no entry about a change.
+const READS_DN: &str = "root.api.reads";
+const CALLS_DN: &str = "root.api.calls";
+
+/// Refusals are logged this often at most. Anyone who reaches the port can be refused: the entries must not evict others.
+const REFUSAL_PERIOD: Duration = Duration::from_secs(1);
+/// The refusals that are logged at once after a quiet time.
+const REFUSAL_BURST: u32 = 5;
+
+/// Writes entries about calls and refusals.
+#[derive(Debug)]
+pub(super) struct Audit {
+    log_store: LogStore,
+    refusals: Mutex<RefusalLimit>,
+}
+
+impl Audit {
+    pub(super) fn new(log_store: LogStore) -> Self {
+        Self { log_store, refusals: Mutex::new(RefusalLimit::new(Instant::now())) }
+    }
+
+    fn write(&self, dn: &str, message: LogMessage) {
+        let dn: Dn = dn.parse().expect("a constant");
+        self.log_store.append_message(&dn, message);
+    }
+
+    /// Records a call when it has its answer, or when the client no longer waits for one.
+    pub(super) fn begin(self: &Arc<Self>, caller: &RemoteCaller, path: &str) -> Call {
+        Call { audit: Arc::clone(self), caller: caller.clone(), path: path.to_owned(), code: None }
+    }
+
+    /// Records a connection that was closed before its first call.
+    pub(super) fn refused(&self, address: SocketAddr, refusal: &Refusal) {
+        let mut limit = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(unlogged) = limit.next(Instant::now()) else { return };
+        drop(limit);
+        let mut text = match refusal {
+            Refusal::UnknownKey(key) => {
+                format!("refused {address}: unknown key {key}; {}", admission_hint(*key))
+            }
+            Refusal::Handshake(error) => format!("refused {address}: {error}"),
+        };
+        if unlogged > 0 {
+            text += &format!(" (and {unlogged} more before it)");
+        }
+        self.write(DN, LogMessage::new(Level::Warn, text));
+    }
+}
+
+/// A call in progress.
+#[derive(Debug)]
+pub(super) struct Call {
+    audit: Arc<Audit>,
+    caller: RemoteCaller,
+    path: String,
+    code: Option<Code>,
+}
+
+impl Call {
+    pub(super) fn end(mut self, response: &Response) {
+        // An answer that is no error has its status after its content; the one of a stream is not waited for.
+        let status = Status::from_header_map(response.headers());
+        self.code = Some(status.map_or(Code::Ok, |status| status.code()));
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let RemoteCaller { name, role, address } = &self.caller;
+        let method = method_name(&self.path);
+        let result = match self.code {
+            Some(Code::Ok) => "ok".to_owned(),
+            Some(code) => format!("{code:?}"),
+            // The client has gone: whether the call has acted is in the events.
+            None => "canceled".to_owned(),
+        };
+        let level = if self.code == Some(Code::PermissionDenied) { Level::Warn } else { Level::Info };
+        let dn = if least_role(&self.path) == Role::Reader { READS_DN } else { CALLS_DN };
+        let message = LogMessage::new(level, format!("{method} by {name}: {result}"))
+            .with_field("operator", name.as_str())
+            .with_field("role", role.as_str())
+            .with_field("address", address.to_string())
+            .with_field("method", method)
+            .with_field("result", result);
+        self.audit.write(dn, message);
+    }
+}
+
+/// Decides which refusals are logged.
+#[derive(Debug)]
+struct RefusalLimit {
+    /// How many may be logged at once.
+    tokens: u32,
+    /// The time up to which tokens were added.
+    filled: Instant,
+    unlogged: u64,
+}
+
+impl RefusalLimit {
+    fn new(now: Instant) -> Self {
+        Self { tokens: REFUSAL_BURST, filled: now, unlogged: 0 }
+    }
+
+    /// The number of refusals before this one that were not logged, if this one may be.
+    fn next(&mut self, now: Instant) -> Option<u64> {
+        let periods = now.saturating_duration_since(self.filled).as_secs() / REFUSAL_PERIOD.as_secs();
+        self.tokens = u32::try_from(periods)
+            .map_or(REFUSAL_BURST, |new| self.tokens.saturating_add(new))
+            .min(REFUSAL_BURST);
+        self.filled += REFUSAL_PERIOD * u32::try_from(periods).unwrap_or(u32::MAX);
+        if self.tokens == 0 {
+            self.unlogged += 1;
+            return None;
+        }
+        self.tokens -= 1;
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_is_counted_and_not_logged() {
+        let start = Instant::now();
+        let mut limit = RefusalLimit::new(start);
+        let logged = (0..1000).filter(|_| limit.next(start).is_some()).count();
+        assert_eq!(logged, REFUSAL_BURST as usize);
+        let second = start + Duration::from_secs(1);
+        assert_eq!(limit.next(second), Some(995));
+        assert_eq!(limit.next(second), None);
+        assert_eq!(limit.next(second + Duration::from_secs(3600)), Some(1));
+        let at_once = (0..10).filter(|_| limit.next(second + Duration::from_secs(3600)).is_some()).count();
+        assert_eq!(at_once, REFUSAL_BURST as usize - 1);
+    }
+}

@@ -1,0 +1,235 @@
+//! The connections from other machines: what a stranger can hold is bounded, and nothing behind TLS is a stranger's.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt as _, stream};
+use nodekeel_supervisor::{AbortableConnection, Context, Runnable, listen_http};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+use super::audit::Audit;
+use super::gate::admit;
+use super::operators::{Connection, Operators};
+use super::{ADDRESS_KEY, Api};
+use crate::access::{MismatchedKey, PublicKey, proved_key, server_config};
+use crate::control::callers::CallerNames;
+use crate::parts::control::{GRACE_PERIOD, control_router};
+use crate::running::RunningNode;
+
+/// The handshakes in progress. A further one takes the place of the oldest.
+const MAX_HANDSHAKES: usize = 256;
+
+/// The time for a handshake, from the acceptance of the connection on.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The calls of one connection at the same time.
+const MAX_CALLS: u32 = 32;
+
+/// The bytes of the headers of a call.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+
+/// A connection whose machine has gone is closed after the interval and the timeout.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The runnable that serves the control API to operators on other machines.
+pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnable {
+    let audit = Arc::new(Audit::new(running.log_store.clone()));
+    let listen = {
+        let (api, audit) = (Arc::clone(&api), Arc::clone(&audit));
+        move || {
+            let listening = listen(&api, &audit);
+            async move { listening }
+        }
+    };
+    let callers = CallerNames::look_up();
+    let router = move |ctx: &Context| {
+        let (operators, audit) = (Arc::clone(&api.operators), Arc::clone(&audit));
+        let routes = control_router(&running, callers.clone(), ctx).layer(axum::middleware::from_fn(
+            move |request, next| admit(Arc::clone(&operators), Arc::clone(&audit), request, next),
+        ));
+        tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_CALLS)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .add_routes(routes.into())
+    };
+    nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+}
+
+type Connections = Pin<Box<dyn Stream<Item = io::Result<AbortableConnection<ApiConnection>>> + Send>>;
+
+fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
+    let address = api.address;
+    let refused = |source: io::Error| {
+        let text =
+            format!("can't listen on {address}: {source}; set {ADDRESS_KEY} to another address or port");
+        io::Error::new(source.kind(), text)
+    };
+    let listener = listen_http(address).and_then(TcpListener::from_std).map_err(refused)?;
+    let tls = server_config(&api.key, Arc::clone(&api.operators) as _).map_err(io::Error::other)?;
+    let accepting = Accepting {
+        listener,
+        tls: TlsAcceptor::from(tls),
+        operators: Arc::clone(&api.operators),
+        audit: Arc::clone(audit),
+        handshakes: FuturesUnordered::new(),
+        places: BTreeMap::new(),
+        next_number: 0,
+    };
+    Ok(Box::pin(stream::unfold(accepting, |mut accepting| async move {
+        // An error does not end the stream: a later accept can succeed.
+        Some((accepting.next_connection().await, accepting))
+    })))
+}
+
+/// The reason why a connection was closed before its first call.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The key is not one of an operator.
+    UnknownKey(PublicKey),
+    /// It does not speak TLS as an operator does, or not in time.
+    Handshake(io::Error),
+}
+
+/// A handshake that has ended.
+struct Ended {
+    number: u64,
+    address: SocketAddr,
+    result: io::Result<TlsStream<TcpStream>>,
+}
+
+/// The listener, and the handshakes in progress.
+struct Accepting {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    operators: Arc<Operators>,
+    audit: Arc<Audit>,
+    handshakes: FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>,
+    /// By number: the oldest is the first. Canceled when it loses its place.
+    places: BTreeMap<u64, CancellationToken>,
+    next_number: u64,
+}
+
+impl Accepting {
+    /// The next connection whose client has proved the key of an operator.
+    async fn next_connection(&mut self) -> io::Result<AbortableConnection<ApiConnection>> {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => {
+                    let (tcp, address) = accepted?;
+                    self.begin_handshake(tcp, address);
+                }
+                Some(ended) = self.handshakes.next() => {
+                    self.places.remove(&ended.number);
+                    let address = ended.address;
+                    match self.admit(ended) {
+                        Ok(connection) => return Ok(connection),
+                        Err(refusal) => self.audit.refused(address, &refusal),
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin_handshake(&mut self, tcp: TcpStream, address: SocketAddr) {
+        if self.places.len() >= MAX_HANDSHAKES
+            && let Some((_, oldest)) = self.places.pop_first()
+        {
+            oldest.cancel();
+        }
+        let (number, place) = (self.next_number, CancellationToken::new());
+        self.next_number += 1;
+        self.places.insert(number, place.clone());
+        // Messages are small, and most of them are waited for.
+        let _ = tcp.set_nodelay(true);
+        let handshake = timeout(HANDSHAKE_TIMEOUT, self.tls.accept(tcp));
+        self.handshakes.push(Box::pin(async move {
+            let result = tokio::select! {
+                ended = handshake => ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+                () = place.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+            };
+            Ended { number, address, result }
+        }));
+    }
+
+    fn admit(
+        &self,
+        Ended { address, result, .. }: Ended,
+    ) -> Result<AbortableConnection<ApiConnection>, Refusal> {
+        let tls = result.map_err(|error| match MismatchedKey::of_error(&error) {
+            Some(key) => Refusal::UnknownKey(key),
+            None => Refusal::Handshake(error),
+        })?;
+        let no_key = || Refusal::Handshake(io::ErrorKind::InvalidData.into());
+        let key = proved_key(tls.get_ref().1).ok_or_else(no_key)?;
+        // The operator may have been removed during the handshake.
+        let place = self.operators.connect(key).ok_or(Refusal::UnknownKey(key))?;
+        let closed = place.closed();
+        Ok(AbortableConnection::new(ApiConnection { tls, address, place }, closed))
+    }
+}
+
+/// An operator's connection.
+#[derive(Debug)]
+pub(super) struct ApiConnection {
+    tls: TlsStream<TcpStream>,
+    address: SocketAddr,
+    place: Connection,
+}
+
+/// The operator behind a call, as its connection knows it: the key that it has proved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RemotePeer {
+    pub(super) key: PublicKey,
+    pub(super) address: SocketAddr,
+}
+
+impl Connected for ApiConnection {
+    type ConnectInfo = RemotePeer;
+
+    fn connect_info(&self) -> RemotePeer {
+        RemotePeer { key: self.place.key(), address: self.address }
+    }
+}
+
+impl AsyncRead for ApiConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tls).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for ApiConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tls).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tls).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tls).poll_shutdown(cx)
+    }
+}
