@@ -1,10 +1,13 @@
 //! `provisionerd volumes move` and `drain`: volumes go to another node, from where kubectl runs.
 
 use std::fmt;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
@@ -15,6 +18,8 @@ use nodekeel_provisioner::{
     DriverName, ErrorSource, MoveDeps, MoveError, MoveOutcome, MoveRequest, NodeName, StoreId, VolumeCarrier,
     VolumeCopy, VolumeId, format_chain, list_moves, move_volume, node_of_volume,
 };
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::config::DaemonConfig;
 use crate::import::ClaimName;
@@ -68,6 +73,11 @@ pub(crate) struct ClusterFlags {
     /// Kubeconfig file
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Time that a node has to answer
+    ///
+    /// That of the copy of a volume is not limited.
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    timeout: NonZeroU32,
 }
 
 async fn deps(driver: DriverName, cluster: ClusterFlags) -> Result<MoveDeps> {
@@ -192,6 +202,9 @@ pub(crate) struct PodExec {
     namespace: String,
     selector: String,
     kubeconfig: Option<PathBuf>,
+    /// The time after which a command that should be short is given up: `kubectl exec` itself waits for ever for a kubelet
+    /// that hangs.
+    timeout: Duration,
 }
 
 /// A pod of provisionerd.
@@ -203,9 +216,10 @@ pub(crate) struct NodePod {
 
 impl PodExec {
     pub(crate) async fn new(flags: ClusterFlags) -> Result<Self> {
-        let ClusterFlags { namespace, selector, kubeconfig } = flags;
+        let ClusterFlags { namespace, selector, kubeconfig, timeout } = flags;
         let client = api_server::api_client(kubeconfig.as_deref()).await?;
-        Ok(Self { client, namespace, selector, kubeconfig })
+        let timeout = Duration::from_secs(u64::from(timeout.get()));
+        Ok(Self { client, namespace, selector, kubeconfig, timeout })
     }
 
     /// The pods of provisionerd on a node, or on all, sorted by node.
@@ -240,6 +254,25 @@ impl PodExec {
         command.args(["exec", "-i", "-n", &self.namespace, pod, "-c", "provisionerd", "--"]);
         command.arg("/provisionerd").args(arguments);
         command
+    }
+
+    /// Runs a command of a node that prints for the user. Returns whether it has succeeded.
+    ///
+    /// # Errors
+    /// kubectl can't be run, or the node has not answered in time.
+    pub(crate) async fn show(&self, node: &str, mut command: Command) -> Result<bool> {
+        let mut child = spawn(command.stdin(Stdio::null()))?;
+        let status = timeout(self.timeout, child.wait()).await.map_err(|_| self.hung(node))?;
+        Ok(status.context("can't wait for kubectl")?.success())
+    }
+
+    /// The error of a node that does not answer. What was started there may still run.
+    fn hung(&self, node: &str) -> anyhow::Error {
+        let seconds = self.timeout.as_secs();
+        anyhow::anyhow!(
+            "node {node} has not answered within {seconds} s: its kubelet may hang, or a disk; see `kubectl describe node {node}`, or \
+             give it more time with --timeout"
+        )
     }
 }
 
@@ -280,19 +313,25 @@ impl PodCarrier {
         let (mut send, mut receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
         send.arg("--check");
         receive.arg("--check");
-        run_blocking(move || pipe(send, receive)).await.map(drop)
+        let has_sent = AtomicBool::new(false);
+        match timeout(self.exec.timeout, pipe(send, receive, &has_sent)).await {
+            Ok(checked) => checked.map(drop),
+            // What is sent here is short, and waits for no reader.
+            Err(_) if has_sent.load(Ordering::Relaxed) => Err(self.exec.hung(&copy.target)),
+            Err(_) => Err(self.exec.hung(&copy.source)),
+        }
     }
 
     async fn copy_volume(&self, copy: &VolumeCopy) -> Result<StoreId> {
         let (send, receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
-        let store = run_blocking(move || pipe(send, receive)).await?;
+        let store = pipe(send, receive, &AtomicBool::default()).await?;
         store.trim().parse().with_context(|| format!("node {} did not name its store", copy.target))
     }
 
     async fn settle_node(&self, node: &str, id: &VolumeId) -> Result<()> {
         let mut settle = self.command_on(node, &["settle", id.as_str()]).await?;
-        settle.stdin(Stdio::null());
-        run_blocking(move || finish(start(&mut settle)?).map(drop)).await
+        let settled = finish(start(settle.stdin(Stdio::null()))?);
+        timeout(self.exec.timeout, settled).await.map_err(|_| self.exec.hung(node))?.map(drop)
     }
 }
 
@@ -311,32 +350,37 @@ impl VolumeCarrier for PodCarrier {
     }
 }
 
-async fn run_blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(act).await.context("the runtime has stopped")?
+/// Runs kubectl, which is killed once it is dropped.
+fn spawn(command: &mut Command) -> Result<Child> {
+    command.kill_on_drop(true).spawn().context("can't run kubectl: install it, and put it on the PATH")
 }
 
 fn start(command: &mut Command) -> Result<Child> {
-    command.stdout(Stdio::piped()).spawn().context("can't run kubectl: install it, and put it on the PATH")
+    spawn(command.stdout(Stdio::piped()))
 }
 
 /// The output of a command that has succeeded; its messages go to our stderr.
-fn finish(mut child: Child) -> Result<String> {
-    let mut output = String::new();
-    let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut output));
-    let status = child.wait().context("can't wait for kubectl")?;
-    ensure!(status.success(), "the command on the node has failed ({status}): its message is above");
-    read.context("can't read from kubectl").map(|_| output)
+async fn finish(child: Child) -> Result<String> {
+    let output = child.wait_with_output().await.context("can't wait for kubectl")?;
+    ensure!(
+        output.status.success(),
+        "the command on the node has failed ({}): its message is above",
+        output.status
+    );
+    String::from_utf8(output.stdout).context("can't read from kubectl")
 }
 
-/// Joins two commands by a pipe, and gives the output of the second one.
-fn pipe(mut from: Command, mut to: Command) -> Result<String> {
+/// Joins two commands by a pipe, and gives the output of the second one. Notes when the first one has ended.
+async fn pipe(mut from: Command, mut to: Command, has_sent: &AtomicBool) -> Result<String> {
     let mut sender = start(from.stdin(Stdio::null()))?;
-    let stream = sender.stdout.take().context("kubectl has no output")?;
-    let receiver = start(to.stdin(stream));
-    // Its own end of the pipe: the sender would wait for a receiver that has ended.
-    drop(to);
-    let received = receiver.and_then(finish);
-    let sent = finish(sender);
+    let stream: Stdio = sender.stdout.take().context("kubectl has no output")?.try_into()?;
+    let receiver = start(to.stdin(stream))?;
+    let send = async {
+        let sent = finish(sender).await;
+        has_sent.store(true, Ordering::Relaxed);
+        sent
+    };
+    let (sent, received) = tokio::join!(send, finish(receiver));
     // A receiver that has succeeded has all of the stream, or needs none of it.
     received.or_else(|error| sent.and(Err(error)))
 }

@@ -1,10 +1,12 @@
 //! `kubectl nodekeel`: the commands of nodes for the whole cluster. This program, by the name `kubectl-nodekeel`.
 
 use std::io::Write as _;
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+
+use nodekeel_provisioner::format_chain;
 
 use crate::move_cmd::{self, ClusterFlags, DrainFlags, MoveFlags, PodExec};
 use crate::start_runtime;
@@ -58,30 +60,38 @@ pub(crate) fn run_plugin(plugin: Plugin) -> Result<ExitCode> {
 
 /// Runs a command on each node, one after the other. Fails if it fails on one, or can't run there.
 fn run_on_nodes(command: &str, flags: NodeFlags) -> Result<ExitCode> {
-    let NodeFlags { node, cluster, arguments } = flags;
-    let runtime = start_runtime()?;
-    let (exec, pods) = runtime.block_on(async {
+    start_runtime()?.block_on(async {
+        let NodeFlags { node, cluster, arguments } = flags;
         let exec = PodExec::new(cluster).await?;
         let pods = exec.list_pods(node.as_deref()).await?;
-        anyhow::Ok((exec, pods))
-    })?;
-    let mut failed = pods.is_empty();
-    if failed {
-        let _ = writeln!(std::io::stderr(), "{PLUGIN_NAME}: {}", exec.describe_absence(node.as_deref()));
-    }
-    for pod in pods {
-        print_node(&pod.node);
-        let Some(name) = pod.running else {
-            failed = true;
-            let _ =
-                writeln!(std::io::stderr(), "{PLUGIN_NAME}: provisionerd does not run on node {}", pod.node);
-            continue;
-        };
-        let mut kubectl = exec.command(&name, &[command]);
-        let status = kubectl.args(&arguments).stdin(Stdio::null()).status();
-        failed |= !status.context("can't run kubectl: install it, and put it on the PATH")?.success();
-    }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        let mut failed = pods.is_empty();
+        if failed {
+            print_problem(&exec.describe_absence(node.as_deref()));
+        }
+        for pod in pods {
+            print_node(&pod.node);
+            let Some(name) = pod.running else {
+                failed = true;
+                print_problem(&format!("provisionerd does not run on node {}", pod.node));
+                continue;
+            };
+            let mut kubectl = exec.command(&name, &[command]);
+            kubectl.args(&arguments);
+            match exec.show(&pod.node, kubectl).await {
+                Ok(has_succeeded) => failed |= !has_succeeded,
+                // One that hangs hides no other one.
+                Err(error) => {
+                    failed = true;
+                    print_problem(&format_chain(&*error));
+                }
+            }
+        }
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
+}
+
+fn print_problem(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{PLUGIN_NAME}: {text}");
 }
 
 /// A closed pipe is seen by the command that follows.

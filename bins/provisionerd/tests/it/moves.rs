@@ -213,13 +213,15 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     let plugin = kubectl.path().join("kubectl-nodekeel");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_provisionerd"), &plugin).expect("a link");
     let real = gotool::KUBERNETES.program_path("kubectl").expect("kubectl");
-    let run_plugin = |name: &str, arguments: &[&str]| {
+    let plugin_command = |name: &str, arguments: &[&str]| {
         let mut command = Command::new(&real);
         command.args(["nodekeel", name, "--kubeconfig"]);
         command.arg(kube.kubeconfig_file(OPERATOR).expect("an account")).args(arguments);
         let path = std::env::var("PATH").expect("a PATH");
-        command_output(command.env_clear().env("PATH", format!("{}:{path}", kubectl.path().display())))
+        command.env_clear().env("PATH", format!("{}:{path}", kubectl.path().display()));
+        command
     };
+    let run_plugin = |name: &str, arguments: &[&str]| command_output(&mut plugin_command(name, arguments));
     let plugins =
         command_output(Command::new(&real).env_clear().env("PATH", kubectl.path()).args(["plugin", "list"]));
     assert!(plugins.expect("a list").contains("kubectl-nodekeel"));
@@ -232,6 +234,22 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     assert!(to_itself.contains("is already there"), "{to_itself}");
     let absent = format!("{:#}", run_plugin("check", &["--node=node-c"]).expect_err("no such node"));
     assert!(absent.contains("runs on node node-c"), "{absent}");
+
+    // A kubelet that hangs is named, and hides no other node; a move begins nothing.
+    let pod = kubectl.path().join(format!("pod-{}", NODES[0]));
+    let script = fs::read(&pod).expect("a script");
+    fs::write(&pod, "#!/bin/sh\nexec sleep 600\n").expect("written");
+    let hung = plugin_command("volumes", &["--timeout=2"]).output().expect("it runs");
+    let [listed, problem] = [&hung.stdout, &hung.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(problem.contains("node node-a has not answered within 2 s"), "{hung:?}");
+    assert!(!hung.status.success() && listed.contains("node node-b:"), "{hung:?}");
+    assert_eq!(listed.matches(&volume).count(), usize::from(at == 1), "{hung:?}");
+    let refused = mover.refuse(&["move", "default/data", "--to", other, "--timeout=2"]);
+    assert!(
+        refused.contains("node node-a has not answered") && refused.contains("nothing was changed"),
+        "{refused}"
+    );
+    fs::write(&pod, script).expect("written");
 
     // A drain completes what was interrupted, without a PersistentVolume.
     fs::write(daemons[at].file_of(&volume), "last").expect("written");
