@@ -78,10 +78,13 @@ impl DiskProcess {
         command: &str,
         arguments: &[&OsStr],
     ) -> Result<Self, DiskError> {
-        let path = config.directory.clone();
         let mut process = Command::new("/proc/self/exe");
-        process.arg0("provisionerd").arg(command).arg("--directory").arg(&path);
+        process.arg0("provisionerd").arg(command).arg("--directory").arg(&config.directory);
         process.arg("--kubelet").arg(&config.kubelet).args(arguments);
+        Self::spawn(config.directory.clone(), process)
+    }
+
+    fn spawn(path: PathBuf, mut process: Command) -> Result<Self, DiskError> {
         // Nothing of it may keep the streams of this process open.
         process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let started = process.spawn().and_then(|mut child| {
@@ -135,28 +138,38 @@ pub(crate) fn print_answer(answer: &impl Serialize) -> Result<ExitCode> {
 
 /// Quotas that are read for the process that has started this one: while they can be, it is told that the disk answers.
 #[derive(Debug)]
-pub(crate) struct ReportingQuota {
+pub(crate) struct ReportingQuota<W = io::Stdout> {
     inner: Box<dyn QuotaSetter>,
-    reported: Mutex<Instant>,
+    interval: Duration,
+    reported: Mutex<Reported<W>>,
+}
+
+#[derive(Debug)]
+struct Reported<W> {
+    at: Instant,
+    to: W,
 }
 
 impl ReportingQuota {
     pub(crate) fn new(inner: Box<dyn QuotaSetter>) -> Self {
-        Self { inner, reported: Mutex::new(Instant::now()) }
+        let reported = Mutex::new(Reported { at: Instant::now(), to: io::stdout() });
+        Self { inner, interval: PROGRESS_INTERVAL, reported }
     }
+}
 
+impl<W: io::Write> ReportingQuota<W> {
     /// Tells that the disk answers, unless that was told just now.
     pub(crate) fn report_progress(&self) {
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        if reported.elapsed() >= PROGRESS_INTERVAL {
-            *reported = Instant::now();
+        if reported.at.elapsed() >= self.interval {
+            reported.at = Instant::now();
             // Without a reader, nobody waits for the answer either.
-            let _ = io::stdout().write_all(b"\n");
+            let _ = reported.to.write_all(b"\n");
         }
     }
 }
 
-impl QuotaSetter for ReportingQuota {
+impl<W: io::Write + std::fmt::Debug + Send> QuotaSetter for ReportingQuota<W> {
     fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, QuotaError> {
         self.inner.set_limits(dir, change)
     }
@@ -169,5 +182,50 @@ impl QuotaSetter for ReportingQuota {
 
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), QuotaError> {
         self.inner.clear_limits(dir)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use nodekeel_fsquota::testing::MemQuota;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(2);
+
+    fn answer_of(script: &str) -> Result<String, DiskError> {
+        let mut process = Command::new("/bin/sh");
+        process.args(["-c", script]);
+        DiskProcess::spawn("/disk".into(), process).expect("it starts").answer(TIMEOUT)
+    }
+
+    #[test]
+    fn a_disk_that_answers_slowly_is_not_called_hung_and_one_that_stops_is() {
+        // It takes longer than the timeout, in steps that don't.
+        let slow = "for _ in 1 2 3 4 5; do sleep 0.6; echo; done; echo '\"read\"'";
+        let started = Instant::now();
+        assert_eq!(answer_of(slow).expect("it answers"), "read");
+        assert!(started.elapsed() > TIMEOUT);
+
+        let hung = answer_of("echo; exec sleep 600").expect_err("it says nothing more");
+        assert!(matches!(hung, DiskError::Hung { timeout: TIMEOUT, .. }), "{hung}");
+        let ended = answer_of("echo").expect_err("it has ended");
+        assert!(matches!(ended, DiskError::NoAnswer { .. }), "{ended}");
+    }
+
+    #[test]
+    fn each_quota_that_is_read_is_a_sign_that_the_disk_answers_once_in_an_interval() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = std::fs::File::open(directory.path()).expect("it is there");
+        for (interval, signs) in [(Duration::ZERO, "\n\n\n"), (Duration::from_secs(3600), "")] {
+            let reported = Mutex::new(Reported { at: Instant::now(), to: Vec::new() });
+            let quota = ReportingQuota { inner: Box::new(MemQuota::new()), interval, reported };
+            for _ in 0..3 {
+                quota.read_status(file.as_fd()).expect("it has none");
+            }
+            assert_eq!(quota.reported.into_inner().expect("not poisoned").to, signs.as_bytes());
+        }
     }
 }
