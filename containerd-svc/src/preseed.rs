@@ -1,5 +1,6 @@
 //! Preseeds images: imports a directory of bundles.
 
+mod damage_record;
 mod pass;
 mod proof;
 mod required;
@@ -580,8 +581,8 @@ impl Preseed {
         self.change_states(|states| states.record_damage(damaged));
     }
 
-    fn record_in_use(&self, namespace: &Namespace, target: Digest, reason: &str) {
-        self.change_states(|states| states.record_in_use(namespace, target, reason));
+    fn record_damaged_layers(&self, namespace: &Namespace, target: Digest, reason: Option<&str>) {
+        self.change_states(|states| states.record_damaged_layers(namespace, target, reason));
     }
 
     fn record_compared(&self, namespace: &Namespace, target: Digest, problem: Option<&str>) {

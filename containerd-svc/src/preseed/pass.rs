@@ -149,7 +149,7 @@ impl<'a> PreseedPass<'a> {
             }
         }
         if self.namespace_failures.is_empty() {
-            self.preseed.lock_memory().states.forget_unlisted(&self.listed);
+            self.preseed.lock_memory().states.begin_plan(&self.listed);
         }
         Ok(())
     }

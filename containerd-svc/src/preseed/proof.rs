@@ -1,8 +1,9 @@
 //! Compares the images of a store with their digests, and has what is wrong written again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Preseed;
+use super::damage_record::{self, DamageRecord};
 use crate::error::{ArchivedImageError, BundleError};
 use crate::image::{Image, ImageLayer};
 use crate::image_walk::{ImageScope, ImageWalk};
@@ -25,6 +26,8 @@ pub struct ImageProof {
     image_count: usize,
     damaged: Vec<DamagedImage>,
     not_compared: Vec<UncomparedImage>,
+    /// The targets that the store has a record of damage for.
+    recorded: BTreeSet<(Namespace, Digest)>,
 }
 
 /// The effort of a comparison. In each, damaged content does not exist for the store from then on, so that the next pass over
@@ -91,7 +94,14 @@ impl ImageProof {
             image_count: 0,
             damaged: Vec::new(),
             not_compared: Vec::new(),
+            recorded: BTreeSet::new(),
         };
+        // Also under names that are not compared.
+        for namespace in images.iter().map(|(namespace, _)| namespace).collect::<BTreeSet<_>>() {
+            let listed = store.list_images(namespace).await?;
+            let records = damage_record::read_all(&listed).into_keys();
+            proof.recorded.extend(records.map(|target| (namespace.clone(), target)));
+        }
         for (namespace, image) in images {
             let scope = ImageScope {
                 store,
@@ -99,7 +109,8 @@ impl ImageProof {
                 platform: &preseed.target_platform,
                 limits: &preseed.import_limits,
             };
-            let reason = match ImageWalk::new(scope).follow_target(&image.target).await {
+            let followed = ImageWalk::new(scope).follow_target(&image.target).await;
+            let reason = match followed {
                 Ok(content) if content.runnable_images.is_empty() => continue,
                 Ok(content) => {
                     proof.image_count += 1;
@@ -114,13 +125,13 @@ impl ImageProof {
                     continue;
                 }
                 Err(BundleError::Store(error)) => return Err(error),
-                Err(BundleError::Image(ArchivedImageError::MissingContent { what, .. })) => {
-                    format!("its content {what} is missing or damaged")
-                }
-                Err(BundleError::Image(error)) => error_chain(&error),
-                Err(_) => continue,
+                Err(error) => match describe_missing(&error) {
+                    Some(reason) => reason,
+                    None => continue,
+                },
             };
             proof.image_count += 1;
+            proof.record(store, namespace, image.target.digest, Some(DamageRecord::Content)).await;
             proof.add_damage(namespace.clone(), image.name.clone(), reason);
         }
         Ok(proof)
@@ -157,7 +168,7 @@ impl ImageProof {
                 }
             }
             let mut reason = damaged.map(|digest| format!("its content {digest} is missing or damaged"));
-            let mut full_disk = None;
+            let (mut full_disk, mut stays) = (None, false);
             for layers in &subject.layers {
                 // What was unpacked from a layer whose file is damaged now may be damaged as well.
                 let from = layers.iter().position(|layer| self.known.get(&layer.blob.digest) == Some(&false));
@@ -170,9 +181,9 @@ impl ImageProof {
                 let layer = layers[from].blob.digest;
                 let reason =
                     reason.get_or_insert_with(|| format!("files of its unpacked layer {layer} are damaged"));
-                if self.kind != ProofKind::Verify
-                    && !store.discard_unpacked(&subject.namespace, layers, from).await?
-                {
+                if self.kind == ProofKind::Verify {
+                    stays |= is_compared;
+                } else if !store.discard_unpacked(&subject.namespace, layers, from).await? {
                     let ProofSubject { namespace, name, .. } = subject;
                     let repair = format!("`nodectl images repair --namespace {namespace} {name}`");
                     *reason += &match is_compared {
@@ -183,13 +194,29 @@ impl ImageProof {
                             "; what a container has unpacked from layer {layer} is in use: {repair} compares it"
                         ),
                     };
-                    preseed.record_in_use(&subject.namespace, subject.target, reason);
+                    stays = true;
                 }
             }
-            if reason.is_none() {
-                preseed.record_compared(&subject.namespace, subject.target, full_disk.as_deref());
+            let ProofSubject { namespace, name, target, .. } = subject;
+            let (namespace, name, target) = (namespace.clone(), name.clone(), *target);
+            match &reason {
+                Some(reason) => {
+                    preseed.record_damaged_layers(&namespace, target, stays.then_some(reason));
+                }
+                None => preseed.record_compared(&namespace, target, full_disk.as_deref()),
             }
-            let (namespace, name) = (subject.namespace.clone(), subject.name.clone());
+            match &reason {
+                Some(reason) if stays => {
+                    self.record(store, &namespace, target, Some(DamageRecord::Layers(reason.clone()))).await;
+                }
+                Some(_) if damaged.is_some() => {
+                    self.record(store, &namespace, target, Some(DamageRecord::Content)).await;
+                }
+                // Its layers are discarded, or nothing is wrong with it.
+                Some(_) => self.record(store, &namespace, target, None).await,
+                None if full_disk.is_none() => self.record(store, &namespace, target, None).await,
+                None => {}
+            }
             self.done += 1;
             match (reason, full_disk) {
                 (Some(reason), _) => self.add_damage(namespace, name, reason),
@@ -203,6 +230,65 @@ impl ImageProof {
             report(self);
         }
         Ok(())
+    }
+
+    /// Records damage in the store, or takes it back. It has to outlive this process; where it can't, the comparison goes on.
+    async fn record(
+        &mut self,
+        store: &dyn ImageStore,
+        namespace: &Namespace,
+        target: Digest,
+        damage: Option<DamageRecord>,
+    ) {
+        let key = (namespace.clone(), target);
+        if damage.is_none() && !self.recorded.contains(&key) {
+            return;
+        }
+        let is_damaged = damage.is_some();
+        match damage_record::write(store, namespace, target, damage).await {
+            Ok(()) if is_damaged => drop(self.recorded.insert(key)),
+            Ok(()) => drop(self.recorded.remove(&key)),
+            Err(error) => tracing::warn!(
+                "containerd can't record whether {target} in {namespace} is damaged: {}",
+                error_chain(&error)
+            ),
+        }
+    }
+
+    /// The targets among these images of a namespace that a comparison has found damaged, also one of an earlier process, and that
+    /// have neither been repaired nor found intact since, with the reasons. Nothing else is looked at.
+    ///
+    /// # Errors
+    /// [`ImageStoreError`]; a retry can help.
+    pub async fn list_recorded(
+        store: &dyn ImageStore,
+        preseed: &Preseed,
+        namespace: &Namespace,
+        images: &[Image],
+    ) -> Result<BTreeMap<Digest, String>, ImageStoreError> {
+        let mut damaged = BTreeMap::new();
+        for (target, record) in damage_record::read_all(images) {
+            let scope = ImageScope {
+                store,
+                namespace,
+                platform: &preseed.target_platform,
+                limits: &preseed.import_limits,
+            };
+            let listed = images.iter().find(|image| image.target.digest == target);
+            let (Some(image), DamageRecord::Content) = (listed, &record) else {
+                if let DamageRecord::Layers(reason) = record {
+                    damaged.insert(target, reason);
+                }
+                continue;
+            };
+            // It may have been written again since.
+            match ImageWalk::new(scope).follow_target(&image.target).await {
+                Err(BundleError::Store(error)) => return Err(error),
+                Err(error) => damaged.extend(describe_missing(&error).map(|reason| (target, reason))),
+                Ok(_) => {}
+            }
+        }
+        Ok(damaged)
     }
 
     fn add_damage(&mut self, namespace: Namespace, name: String, reason: String) {
@@ -234,6 +320,17 @@ impl ImageProof {
     /// The bytes of the content that was read.
     pub fn done_bytes(&self) -> u64 {
         self.known.keys().filter_map(|digest| self.sizes.get(digest)).sum()
+    }
+}
+
+/// The reason why an image that can't be followed to its end is damaged.
+fn describe_missing(error: &BundleError) -> Option<String> {
+    match error {
+        BundleError::Image(ArchivedImageError::MissingContent { what, .. }) => {
+            Some(format!("its content {what} is missing or damaged"))
+        }
+        BundleError::Image(error) => Some(error_chain(error)),
+        _ => None,
     }
 }
 

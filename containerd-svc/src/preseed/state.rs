@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use super::damage_record::{self, DamageRecord};
 use super::{BundleOutcome, DamagedImage};
 use crate::error::LeftOutImage;
 use crate::import::error_chain;
@@ -91,8 +92,8 @@ pub(super) fn bundle_id(bundle: &Bundle) -> BundleId {
 #[derive(Debug, Default)]
 pub(super) struct ImageStates {
     by_bundle: BTreeMap<BundleId, Vec<ImageState>>,
-    /// The targets whose damaged unpacked layers could not be discarded, with the reason.
-    in_use: BTreeMap<(Namespace, Digest), String>,
+    /// The targets with damaged unpacked layers that are not discarded, with the reason.
+    damaged_layers: BTreeMap<(Namespace, Digest), String>,
 }
 
 impl ImageStates {
@@ -121,15 +122,23 @@ impl ImageStates {
         }
     }
 
-    /// Forgets that layers of targets are in use which neither a bundle nor an image refers to any more.
-    pub(super) fn forget_unlisted(&mut self, listed: &BTreeMap<Namespace, Vec<Image>>) {
+    /// Learns which unpacked layers earlier processes have found damaged, and forgets those of targets that neither a bundle nor an
+    /// image refers to any more.
+    pub(super) fn begin_plan(&mut self, listed: &BTreeMap<Namespace, Vec<Image>>) {
+        for (namespace, images) in listed {
+            for (target, record) in damage_record::read_all(images) {
+                if let DamageRecord::Layers(reason) = record {
+                    self.damaged_layers.entry((namespace.clone(), target)).or_insert(reason);
+                }
+            }
+        }
         let rows = self.by_bundle.values().flatten();
         let known = rows.filter_map(|row| Some((&row.namespace, row.target?)));
         let images = listed
             .iter()
             .flat_map(|(namespace, images)| images.iter().map(move |image| (namespace, image.target.digest)));
         let known: BTreeSet<_> = known.chain(images).collect();
-        self.in_use.retain(|(namespace, target), _| known.contains(&(namespace, *target)));
+        self.damaged_layers.retain(|(namespace, target), _| known.contains(&(namespace, *target)));
     }
 
     /// Records what has become of a bundle.
@@ -158,8 +167,8 @@ impl ImageStates {
             BundleOutcome::Failed(error) => vec![new_state(&key, None, Some(error_chain(error)))],
         };
         for row in rows.iter_mut().filter(|row| row.stage == ImageStage::Listed) {
-            let in_use = row.target.and_then(|target| self.in_use.get(&(key.0.clone(), target)));
-            if let Some(reason) = in_use {
+            let damaged = row.target.and_then(|target| self.damaged_layers.get(&(key.0.clone(), target)));
+            if let Some(reason) = damaged {
                 (row.stage, row.problem) = (ImageStage::Damaged, Some(reason.clone()));
             }
         }
@@ -214,9 +223,18 @@ impl ImageStates {
         });
     }
 
-    /// Records the reason why the damaged unpacked layers of a target could not be discarded.
-    pub(super) fn record_in_use(&mut self, namespace: &Namespace, target: Digest, reason: &str) {
-        self.in_use.insert((namespace.clone(), target), reason.to_owned());
+    /// Records the reason why unpacked layers of a target are damaged; `None` if they are discarded, or were not.
+    pub(super) fn record_damaged_layers(
+        &mut self,
+        namespace: &Namespace,
+        target: Digest,
+        reason: Option<&str>,
+    ) {
+        let key = (namespace.clone(), target);
+        match reason {
+            Some(reason) => drop(self.damaged_layers.insert(key, reason.to_owned())),
+            None => drop(self.damaged_layers.remove(&key)),
+        }
     }
 
     /// Records that nothing is wrong with a target, as far as it was compared; with the reason why that was not all of it.
@@ -228,7 +246,7 @@ impl ImageStates {
         if rest.is_some() {
             return;
         }
-        self.in_use.remove(&(namespace.clone(), target));
+        self.damaged_layers.remove(&(namespace.clone(), target));
         self.change(|row, _| {
             let is_taken_back =
                 row.stage == ImageStage::Damaged && row.namespace == *namespace && row.target == Some(target);

@@ -339,7 +339,10 @@ async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked
         preseed.run(&store).await.unwrap();
         assert_eq!(stages(&preseed), [ImageStage::Damaged]);
     }
-    // A comparison that has no room to see it does not take that back.
+    // Neither a new process nor a comparison that has no room to see it takes that back.
+    let next = daemon.preseed().with_unpacking(true);
+    next.run(&store).await.unwrap();
+    assert_eq!(stages(&next), [ImageStage::Damaged]);
     assert_eq!(prove(&without_room(&store, &daemon), &preseed, ProofKind::Repair).await, []);
     assert_eq!(stages(&preseed), [ImageStage::Damaged]);
     daemon.ctr(&["containers", "rm", &name]);
@@ -347,6 +350,9 @@ async fn a_damaged_layer_that_a_container_uses_is_named_until_it_can_be_unpacked
     preseed.run(&store).await.unwrap();
     assert_eq!(prove(&store, &preseed, ProofKind::Repair).await, []);
     assert_eq!(stages(&preseed), [ImageStage::Listed]);
+    let next = daemon.preseed().with_unpacking(true);
+    next.run(&store).await.unwrap();
+    assert_eq!(stages(&next), [ImageStage::Listed]);
     assert_eq!(daemon.run_echo(BUSYBOX, "running"), "running\n");
     daemon.stop().await;
 }

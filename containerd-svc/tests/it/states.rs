@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use nodekeel_containerd_svc::testing::StoreCall;
-use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, ProofKind, ReadPace};
+use nodekeel_containerd_svc::{ImageProof, ImageStage, ImageState, Preseed, ProofKind, ReadPace};
 
 use crate::bundles::{BundleFixture, archive_of, k8s_namespace};
 
@@ -67,6 +67,54 @@ async fn damaged_content_is_found_by_a_comparison_and_written_again_by_the_next_
         proof.run(store, preseed, &pace, |_| {}).await.unwrap();
         assert_eq!((proof.damaged(), proof.done_bytes()), (&[][..], proof.total_bytes()), "{digest}");
     }
+}
+
+/// The names of the images that are known to be damaged.
+async fn list_damaged(bundles: &BundleFixture, preseed: &Preseed) -> Vec<String> {
+    let images = bundles.list_images().await;
+    let known = ImageProof::list_recorded(&bundles.store, preseed, &k8s_namespace(), &images).await.unwrap();
+    assert!(known.values().all(|reason| reason.contains("missing or damaged")), "{known:?}");
+    let damaged = images.into_iter().filter(|image| known.contains_key(&image.target.digest));
+    damaged.map(|image| image.name).collect()
+}
+
+#[tokio::test]
+async fn damage_is_known_to_the_next_process_until_it_is_repaired_or_found_intact() {
+    let bundles = BundleFixture::new();
+    bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
+    let mut damages = bundles.store.content_digests(&k8s_namespace());
+    bundles.put_image("b.tar", "localhost/b:1", b"b").put_image("c.tar", "localhost/c:1", b"c");
+    bundles.run_preseed().await;
+    // No bundle brings it any more, and the disk of the others is not there.
+    fs::remove_file(bundles.path("b.tar")).unwrap();
+    bundles.run_preseed().await;
+    let away = bundles.directory.path().with_extension("away");
+    fs::rename(bundles.directory.path(), &away).unwrap();
+    let images = bundles.list_images().await;
+    let prove = async |is_intact| {
+        let images: Vec<_> = images.iter().map(|image| (k8s_namespace(), image.clone())).collect();
+        let preseed = Preseed::new("/");
+        let mut proof = ImageProof::new(&bundles.store, &preseed, &images, ProofKind::Verify).await.unwrap();
+        proof.run(&bundles.store, &preseed, &ReadPace::new(None), |_| {}).await.unwrap();
+        assert_eq!(proof.damaged().is_empty(), is_intact, "{:?}", proof.damaged());
+    };
+    prove(true).await;
+    damages.push(images[1].target.digest);
+    damages.iter().for_each(|digest| bundles.store.damage_content(&k8s_namespace(), digest));
+    prove(false).await;
+    let next = Preseed::new(bundles.directory.path());
+    assert!(next.run(&bundles.store).await.is_err(), "it is not mounted");
+    assert_eq!(list_damaged(&bundles, &next).await, ["localhost/a:1", "localhost/b:1"]);
+    fs::rename(&away, bundles.directory.path()).unwrap();
+    next.run(&bundles.store).await.unwrap();
+    assert_eq!(list_damaged(&bundles, &next).await, ["localhost/b:1"], "the other is repaired");
+    // An operator writes it again.
+    bundles.put_image("b.tar", "localhost/b:1", b"b");
+    next.run(&bundles.store).await.unwrap();
+    assert_eq!(list_damaged(&bundles, &next).await, [""; 0]);
+    prove(true).await;
+    let labels = bundles.list_images().await.into_iter().flat_map(|image| image.labels.into_keys());
+    assert_eq!(labels.filter(|label| label.contains("damage")).count(), 0, "what is intact has no record");
 }
 
 #[tokio::test]

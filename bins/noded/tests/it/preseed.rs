@@ -183,10 +183,37 @@ fn a_repair_without_bundles_ends_and_says_what_to_do() {
         assert_eq!((&damaged["name"], &damaged["repaired"]), (&"localhost/a:1".into(), &false.into()));
         let reason = damaged["reason"].as_str().unwrap();
         assert!(reason.contains("no bundle brings the image: import its archive"), "{reason}");
+        assert_eq!(noded.ask_json(&["images"])[0]["state"], "damaged", "until it is repaired");
     }
     noded.ask(&["images", "--import", &archive]);
+    assert_eq!(noded.ask_json(&["images"])[0]["state"], "listed");
     assert!(fs::read(&layer).unwrap() == content, "written again");
     assert_eq!(noded.ask_json(&["images", "repair"])["damaged"], serde_json::json!([]));
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn damage_of_an_image_whose_directory_is_not_there_is_known_to_the_next_noded() {
+    let disk = new_bundle_dir();
+    put_image(&disk, "a", 1000);
+    let config = preseed_config(disk.path(), "");
+    let noded = NodedProcess::start(&config);
+    noded.wait_ready(PRESEED);
+    let away = disk.path().with_extension("away");
+    fs::rename(disk.path(), &away).unwrap();
+    let (layer, content) = flip_layer(&noded);
+    noded.nodectl(&["images", "verify"]).assert_fails(6, "");
+    assert_eq!(noded.ask_json(&["images"])[0]["state"], "damaged");
+    let noded = NodedProcess::start_in(noded.stop_and_keep(), &config, &[]);
+    noded.wait_ready("root.containerd");
+    let images = noded.ask_json(&["images"]);
+    assert_eq!(images[0]["state"], "damaged", "{images}");
+    fs::rename(&away, disk.path()).unwrap();
+    wait_healthy(&noded);
+    let images = noded.ask_json(&["images"]);
+    assert_eq!((&images[0]["state"], &images[0]["problem"]), (&"listed".into(), &serde_json::Value::Null));
+    assert!(fs::read(&layer).unwrap() == content, "written again");
     noded.stop();
 }
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use nodekeel_containerd_svc::{
-    ContainerdImages, DamagedImage, DiskReserve, Image, ImageName, ImagePolicy, ImageProof, ImageStage,
-    ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed, ProofKind,
-    ReadPace, UncomparedImage,
+    ContainerdImages, DamagedImage, Digest, DiskReserve, Image, ImageName, ImagePolicy, ImageProof,
+    ImageStage, ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed,
+    ProofKind, ReadPace, UncomparedImage,
 };
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
@@ -94,18 +94,32 @@ pub(crate) async fn list_images(
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
     let preseed = images.as_ref().and_then(|images| images.preseed.clone());
-    let list = async { Ok::<_, Status>(connect_store(images).await?.list_images(&namespace).await) };
-    let Ok(images) = timeout(LIST_TIMEOUT, list).await else {
+    let list = async {
+        let store = connect_store(images).await?;
+        let known = preseed.clone().unwrap_or_else(without_bundles);
+        let listed = async {
+            let images = store.list_images(&namespace).await?;
+            let damaged = ImageProof::list_recorded(&store, &known, &namespace, &images).await?;
+            Ok((images, damaged))
+        };
+        listed.await.map_err(|error: ImageStoreError| aborted_status(&error))
+    };
+    let Ok(listed) = timeout(LIST_TIMEOUT, list).await else {
         return Err(Status::aborted(format!(
             "containerd does not answer within {LIST_TIMEOUT:?}: see `nodectl status containerd`"
         )));
     };
-    let images = images?.map_err(|error| aborted_status(&error))?;
+    let (images, damaged) = listed?;
     let mut states = preseed.as_ref().map(Preseed::image_states).unwrap_or_default();
     states.retain(|state| state.namespace == namespace);
     let (verified_bytes, verify_bytes) = preseed.and_then(|preseed| preseed.proof_progress()).unzip();
-    let response = images_response(merge_states(images, states));
+    let response = images_response(merge_states(images, states, &damaged));
     Ok(v1::ImagesResponse { verified_bytes, verify_bytes, ..response })
+}
+
+/// What stands for the bundles of a node that has none.
+fn without_bundles() -> Preseed {
+    Preseed::new(PathBuf::new())
 }
 
 /// Streams the list: now, and again when a state of an image of a bundle has changed. An error ends it.
@@ -286,8 +300,7 @@ impl Verification {
         state: &str,
     ) -> Result<v1::ImageVerification, Status> {
         let failed = |error: ImageStoreError| aborted_status(&error);
-        // Without bundles, nothing is recorded.
-        let preseed = self.preseed.clone().unwrap_or_else(|| Preseed::new(PathBuf::new()));
+        let preseed = self.preseed.clone().unwrap_or_else(without_bundles);
         let mut proof = ImageProof::new(&self.store, &preseed, images, kind).await.map_err(failed)?;
         let pace = ReadPace::new(None);
         let report = |proof: &ImageProof| {
@@ -412,8 +425,12 @@ fn images_response(mut images: Vec<v1::Image>) -> v1::ImagesResponse {
 }
 
 /// Adds the states of a namespace to the images that it lists now, and the images of bundles that it does not list: a
-/// state that is not true any more is taken back.
-fn merge_states(listed: Vec<Image>, states: Vec<ImageState>) -> Vec<v1::Image> {
+/// state that is not true any more is taken back. The targets that are known to be damaged are, also without a bundle.
+fn merge_states(
+    listed: Vec<Image>,
+    states: Vec<ImageState>,
+    damaged: &BTreeMap<Digest, String>,
+) -> Vec<v1::Image> {
     let (mut by_name, mut unread) = (BTreeMap::new(), Vec::new());
     for state in states {
         match state.name.clone() {
@@ -424,8 +441,16 @@ fn merge_states(listed: Vec<Image>, states: Vec<ImageState>) -> Vec<v1::Image> {
     let mut images: Vec<_> = listed
         .into_iter()
         .map(|image| {
-            let state = by_name.remove(&image.name);
-            image_message(image, state)
+            let (state, target) = (by_name.remove(&image.name), image.target.digest);
+            let mut message = image_message(image, state);
+            if let Some(reason) = damaged.get(&target)
+                && [ImageStage::Listed, ImageStage::Answered]
+                    .iter()
+                    .any(|stage| stage.as_str() == message.state)
+            {
+                (message.state, message.problem) = (ImageStage::Damaged.as_str().into(), reason.clone());
+            }
+            message
         })
         .collect();
     let absent = by_name.into_values().map(|mut state| {
@@ -491,7 +516,7 @@ fn aborted_status(error: &dyn Error) -> Status {
 mod tests {
     use std::time::SystemTime;
 
-    use nodekeel_containerd_svc::{Descriptor, Digest, Labels};
+    use nodekeel_containerd_svc::{Descriptor, Labels};
 
     use super::*;
 
@@ -528,7 +553,7 @@ mod tests {
         let unread = ImageState { name: None, stage: ImageStage::Wanted, target: None, ..answered("", b"") };
         let states =
             vec![answered("same:1", b"1"), answered("moved:1", b"2"), answered("gone:1", b"4"), unread];
-        let merged = images_response(merge_states(images, states)).images;
+        let merged = images_response(merge_states(images, states, &BTreeMap::new())).images;
         let rows: Vec<_> =
             merged.iter().map(|image| (&image.name[..], &image.state[..], &image.bundle[..])).collect();
         let expected = [
@@ -542,5 +567,21 @@ mod tests {
         assert!(merged[1].digest.is_empty() && !merged[1].problem.is_empty() && !merged[1].unpacked);
         assert!(merged[2].problem.contains("another image"), "{:?}", merged[2]);
         assert_eq!((merged[3].size_bytes, merged[3].pinned, &merged[3].problem[..]), (Some(7), true, ""));
+    }
+
+    #[test]
+    fn an_image_that_is_known_to_be_damaged_is_that_with_and_without_a_bundle() {
+        let images = vec![listed("alone:1", b"1"), listed("of-bundle:1", b"2"), listed("intact:1", b"3")];
+        let damage = |content: &[u8]| (Digest::of_content(content), "its layer is damaged".to_owned());
+        let damaged = BTreeMap::from([damage(b"1"), damage(b"2")]);
+        let merged =
+            images_response(merge_states(images, vec![answered("of-bundle:1", b"2")], &damaged)).images;
+        let rows: Vec<_> = merged
+            .iter()
+            .map(|image| (&image.name[..], &image.state[..], image.problem.is_empty()))
+            .collect();
+        let expected =
+            [("alone:1", "damaged", false), ("intact:1", "listed", true), ("of-bundle:1", "damaged", false)];
+        assert_eq!(rows, expected);
     }
 }
