@@ -39,9 +39,11 @@ impl LabelNames {
                 Some((id, file)) => {
                     (self.directories.iter().position(|known| known == id), file, name.to_owned())
                 }
-                None if self.has_several() => {
-                    (find_rank(name, &value, namespace, wanted), name, format!("{UNKNOWN}/{name}"))
-                }
+                None if self.has_several() => (
+                    find_rank(name, &value, namespace, wanted),
+                    name,
+                    format!("{}/{name}", BundleKey::UNKNOWN_DIRECTORY),
+                ),
                 None => (Some(0), name, name.to_owned()),
             };
             let known = rank.map(|rank| format!("{BUNDLE_LABEL_PREFIX}{}", BundleKey { rank, file }));
@@ -60,7 +62,8 @@ impl LabelNames {
                 continue;
             };
             let BundleKey { rank, file } = BundleKey::parse(name);
-            let unknown = name.strip_prefix(UNKNOWN).and_then(|name| name.strip_prefix('/'));
+            let unknown =
+                name.strip_prefix(BundleKey::UNKNOWN_DIRECTORY).and_then(|name| name.strip_prefix('/'));
             let names = match (self.directories.get(rank), unknown) {
                 (Some(id), _) if value.is_empty() => vec![file.to_owned(), format!("{id}/{file}")],
                 (Some(id), _) if self.has_several() => vec![format!("{id}/{file}")],
@@ -78,9 +81,6 @@ impl LabelNames {
         self.directories.len() > 1
     }
 }
-
-/// Stands for the directory of a mark that names none, where it is not known.
-const UNKNOWN: &str = "?";
 
 /// The directory with the bundle of a mark that names none: the very file, else the first with that name.
 fn find_rank(file: &str, mark: &str, namespace: &Namespace, wanted: &WantedBundles) -> Option<usize> {
@@ -156,11 +156,11 @@ mod tests {
         let marks = [bundle(0, "", "a.tar", "a"), bundle(2, "", "a.tar", "b")];
         assert_eq!(seen, marks.iter().flat_map(mark).collect());
         assert_eq!(names.write(seen), stored);
-        // One is left: what the other has brought is that of a directory which is not known.
+        // One is left: what the other has brought is that of a directory which was removed.
         let (names, seen) = read(&stored, &["/a"], &[]);
         let keys: Vec<_> = seen.keys().filter_map(|key| BundleKey::of_label(key)).collect();
         assert_eq!(keys.iter().filter(|key| key.rank == 0 && key.file == "a.tar").count(), 1, "{seen:?}");
-        assert_eq!(keys.iter().filter(|key| key.rank == BundleKey::UNKNOWN_RANK).count(), 1, "{seen:?}");
+        assert_eq!(keys.iter().filter(|key| key.rank == BundleKey::REMOVED_RANK).count(), 1, "{seen:?}");
         // What is taken back leaves nothing in either form.
         stored.extend(mark(&alone));
         let removed = names.write(seen.into_keys().map(|key| (key, String::new())).collect());

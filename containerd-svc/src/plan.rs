@@ -236,7 +236,8 @@ impl BundleMark {
 }
 
 /// A bundle of a namespace, as the key of a mark names it in a plan: those of the first directory by their file alone, the others
-/// by `RANK/FILE`. Where the store has another key, that of a directory which is not known, it comes last.
+/// by `RANK/FILE`. The mark of a directory that is none of them any more comes last, and so does one of which the store does not
+/// say the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BundleKey<'a> {
     pub(crate) rank: usize,
@@ -247,14 +248,20 @@ impl<'a> BundleKey<'a> {
     /// The rank of the bundles of a directory that is not known.
     pub(crate) const UNKNOWN_RANK: usize = usize::MAX;
 
+    /// The rank of the bundles of a directory that is not among the directories any more.
+    pub(crate) const REMOVED_RANK: usize = usize::MAX - 1;
+
+    /// Stands for the directory of a mark that names none, where it is not known.
+    pub(crate) const UNKNOWN_DIRECTORY: &'static str = "?";
+
     pub(crate) fn parse(text: &'a str) -> Self {
-        let (rank, file) = match text.split_once('/') {
-            None => (Some(0), text),
-            Some((rank, file)) => (rank.parse().ok(), file),
-        };
-        match rank {
-            Some(rank) => Self { rank, file },
-            None => Self { rank: Self::UNKNOWN_RANK, file: text },
+        match text.split_once('/') {
+            None => Self { rank: 0, file: text },
+            Some((Self::UNKNOWN_DIRECTORY, _)) => Self { rank: Self::UNKNOWN_RANK, file: text },
+            Some((rank, file)) => match rank.parse() {
+                Ok(rank) => Self { rank, file },
+                Err(_) => Self { rank: Self::REMOVED_RANK, file: text },
+            },
         }
     }
 
@@ -266,7 +273,7 @@ impl<'a> BundleKey<'a> {
 impl fmt::Display for BundleKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
-            0 | Self::UNKNOWN_RANK => f.write_str(self.file),
+            0 | Self::REMOVED_RANK | Self::UNKNOWN_RANK => f.write_str(self.file),
             rank => write!(f, "{rank}/{}", self.file),
         }
     }

@@ -410,8 +410,8 @@ impl Preseed {
         self.directories.borrow().clone()
     }
 
-    /// Replaces the directories: at once where the runnable imports them, else from the next pass on. What the bundles of a directory that
-    /// is not among them have brought is unpinned.
+    /// Replaces the directories: at once where the runnable imports them, else from the next pass on. What only the bundles of a directory
+    /// that is not among them have brought is unpinned, as soon as one of the directories can be listed.
     pub fn set_directories(&self, directories: Vec<PathBuf>) {
         self.directories.send_if_modified(|known| {
             let is_changed = *known != directories;
@@ -494,11 +494,18 @@ impl Preseed {
         for absent in &absent {
             tracing::warn!("{}", absent.describe());
         }
+        let labels = LabelNames::new(self.instance.clone(), &directories);
         if absent.len() == directories.len() {
             // No bundle is waited for.
             drop(processed.map(|processed| processed.send(Vec::new())));
-            let absent_directories = absent;
-            return Ok(PreseedReport { is_empty: true, absent_directories, ..PreseedReport::default() });
+            // Nothing is known of these directories, but what was removed from them is decided.
+            let report = PreseedPass::new(self, store, labels, wanted, BTreeMap::new(), None).run().await?;
+            return Ok(PreseedReport {
+                is_empty: true,
+                absent_directories: absent,
+                absent: Vec::new(),
+                ..report
+            });
         }
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
@@ -512,7 +519,6 @@ impl Preseed {
         self.changes.send_replace(());
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let labels = LabelNames::new(self.instance.clone(), &directories);
         let mut report = PreseedPass::new(self, store, labels, wanted, kept, processed).run().await?;
         outcomes.append(&mut report.outcomes);
         let report = PreseedReport { outcomes, skipped, absent_directories: absent, ..report };

@@ -121,3 +121,38 @@ async fn directories_are_added_and_removed_without_reading_the_others_again() {
     }
     assert!(both.bundles.store.written_bytes() > written, "of the other");
 }
+
+/// To remove a directory is a decision; that one is not there is none.
+#[tokio::test]
+async fn what_a_removed_directory_has_brought_is_unpinned_also_while_another_is_absent_or_has_no_archive() {
+    for is_left in ["missing", "empty", "of another namespace"] {
+        let mut all = Directories::new();
+        let third = all.other.with_extension("third");
+        all.bundles.preseed =
+            Preseed::new(all.bundles.directory.path()).with_directory(&all.other).with_directory(&third);
+        fs::create_dir_all(third.join("k8s.io")).unwrap();
+        all.bundles.put_image("a.tar", "localhost/a:1", b"a");
+        all.put_other("b.tar", "localhost/b:1", b"b");
+        fs::write(third.join("k8s.io/c.tar"), archive_of("localhost/c:1", b"c").to_tar()).unwrap();
+        assert_eq!(count_outcomes(&all.bundles.run_preseed().await), [3, 0, 0]);
+        // The first is removed, and of the others at most one has bundles.
+        fs::remove_dir_all(&third).unwrap();
+        match is_left {
+            "missing" => {}
+            "empty" => {
+                fs::remove_dir_all(&all.other).unwrap();
+                fs::create_dir(&all.other).unwrap();
+            }
+            _ => fs::rename(all.other.join("k8s.io"), all.other.join("elsewhere")).unwrap(),
+        }
+        all.bundles.preseed.set_directories(vec![all.other.clone(), third]);
+        let report = all.bundles.run_preseed().await;
+        let pinned: Vec<_> = all.listed().await.into_iter().map(|(.., is_pinned)| is_pinned).collect();
+        assert_eq!(pinned, [false, true, true], "{is_left}: {report:?}");
+        // It comes back with the directory.
+        let directories = vec![all.other.clone(), all.bundles.directory.path().to_owned()];
+        all.bundles.preseed.set_directories(directories);
+        all.bundles.run_preseed().await;
+        assert!(all.listed().await[0].2, "{is_left}");
+    }
+}
