@@ -144,7 +144,7 @@ pub use preseed::{
     PreseedReport, ProofKind, RequiredImage, UncomparedImage,
 };
 pub use runsc::runsc_log_reader;
-pub use scan::{AbsentDirectory, SkippedEntry};
+pub use scan::{AbsentDirectory, SkippedEntry, find_misplaced_archives};
 pub use single_archive::import_archive;
 pub use store::{
     BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob, ReadPace,

@@ -132,6 +132,8 @@ struct PassMemory {
     counts: Option<BundleCounts>,
     states: ImageStates,
     results: BundleResults,
+    /// The archives that the last pass has found where no bundle can be.
+    misplaced: Vec<SkippedEntry>,
     /// The bundles that are being read.
     reading: BTreeMap<BundleId, Arc<ReadProgress>>,
     /// The bytes that were compared, and that are to be.
@@ -432,6 +434,11 @@ impl Preseed {
         self.lock_memory().counts
     }
 
+    /// The archives that the last pass has found [where no bundle can be](crate::find_misplaced_archives). Clones of this value share it.
+    pub fn misplaced_archives(&self) -> Vec<SkippedEntry> {
+        self.lock_memory().misplaced.clone()
+    }
+
     /// The state of each image of the bundles, in the order of namespaces, directories and bundles. Clones of this value share it.
     pub fn image_states(&self) -> Vec<ImageState> {
         let memory = self.lock_memory();
@@ -490,7 +497,8 @@ impl Preseed {
     ) -> Result<PreseedReport, PreseedError> {
         let directories = self.directories();
         self.lock_memory().begin_directories(&directories);
-        let ScanResult { wanted, skipped, failed, absent } = scan_bundles(&directories).await?;
+        let ScanResult { wanted, skipped, misplaced, failed, absent } = scan_bundles(&directories).await?;
+        self.lock_memory().misplaced = misplaced;
         for absent in &absent {
             tracing::warn!("{}", absent.describe());
         }

@@ -34,11 +34,62 @@ pub struct SkippedEntry {
     pub reason: &'static str,
 }
 
+/// Directories that are looked into for misplaced archives, one below the other.
+const MAX_MISPLACED_DEPTH: usize = 4;
+
+/// Archives in a directory of bundles that no bundle can be: they lie above or below the directory of a namespace, or in one that has no
+/// name of a namespace. Only names are read; what can't be listed has none.
+pub fn find_misplaced_archives(directory: &Path) -> Vec<SkippedEntry> {
+    let mut found = Vec::new();
+    let mut add = |path: &Path, reason| found.push(SkippedEntry { path: path.to_owned(), reason });
+    for (name, path) in list_visible(directory) {
+        let is_link = path.is_symlink();
+        if !path.is_dir() {
+            if repository_name(&name).is_some() {
+                add(&path, "move it into the directory of a namespace, as k8s.io");
+            }
+        } else if is_link && has_archives(&path, MAX_MISPLACED_DEPTH) {
+            add(
+                &path,
+                "links to directories are not followed: put the directory itself there, or link its archives",
+            );
+        } else if name.parse::<Namespace>().is_err() && has_archives(&path, MAX_MISPLACED_DEPTH) {
+            add(&path, "no namespace can have its name: rename it");
+        } else {
+            for (_, inner) in list_visible(&path) {
+                if inner.is_dir() && has_archives(&inner, MAX_MISPLACED_DEPTH) {
+                    add(&inner, "move its archives up, into the directory of the namespace");
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Returns whether there is an archive in the directory, or in one below.
+fn has_archives(directory: &Path, depth: usize) -> bool {
+    list_visible(directory).iter().any(|(name, path)| match path.is_dir() {
+        // A link may lead up again.
+        true => depth > 1 && !path.is_symlink() && has_archives(path, depth - 1),
+        false => repository_name(name).is_some(),
+    })
+}
+
+/// The entries without those that are hidden, by their names.
+fn list_visible(directory: &Path) -> Vec<(String, PathBuf)> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    let visible = entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    let mut visible: Vec<_> = visible.filter(|(name, _)| !name.starts_with('.')).collect();
+    visible.sort();
+    visible
+}
+
 /// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct ScanResult {
     pub(crate) wanted: WantedBundles,
     pub(crate) skipped: Vec<SkippedEntry>,
+    pub(crate) misplaced: Vec<SkippedEntry>,
     /// Bundles and namespaces that cannot be opened.
     pub(crate) failed: Vec<ImportError>,
     /// The directories that say nothing of their bundles: their disks may not be mounted.
@@ -82,7 +133,10 @@ pub(crate) fn scan_directories(directories: &[PathBuf]) -> Result<ScanResult, Er
     for (rank, path) in directories.iter().enumerate() {
         let directory = BundleDirectory { rank, path: path.clone() };
         let reason = match scan_bundles(&directory, &mut found) {
-            Ok(true) => continue,
+            Ok(true) => {
+                found.misplaced.extend(find_misplaced_archives(path));
+                continue;
+            }
             Ok(false) => None,
             Err(error) => {
                 let reason = error_chain(&error);
@@ -339,6 +393,26 @@ mod tests {
         let skipped: Vec<_> = found.skipped.iter().map(|entry| entry.path.clone()).collect();
         let expected = ["k8s.io/README", "k8s.io/deep", "link", "not a namespace", "top.tar"];
         assert_eq!(skipped, expected.map(at));
+    }
+
+    #[test]
+    fn archives_at_a_wrong_depth_are_found_and_other_files_are_not() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |path: &str| scratch.path().join("images").join(path);
+        for directory in ["k8s.io/docs", "k8s.io/x/y", "not a namespace", "no archives here", ".hidden"] {
+            fs::create_dir_all(at(directory)).expect("created");
+        }
+        let files = ["top.tar.zst", "README", "k8s.io/a.tar", "k8s.io/docs/README", "k8s.io/x/y/deep.tgz"];
+        for file in files.into_iter().chain(["not a namespace/b.tar", ".hidden/c.tar", ".top.tar"]) {
+            fs::write(at(file), file).expect("written");
+        }
+        symlink(at("k8s.io"), at("link")).expect("linked");
+        symlink(at("."), at("loop")).expect("linked");
+        symlink("nowhere", at("dangling.tar")).expect("linked");
+        let found: Vec<_> = find_misplaced_archives(&at("")).into_iter().map(|entry| entry.path).collect();
+        let expected = ["dangling.tar", "k8s.io/x", "link", "loop", "not a namespace", "top.tar.zst"];
+        assert_eq!(found, expected.map(at));
+        assert_eq!(find_misplaced_archives(&at("missing")), []);
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl Part for ContainerdPart {
                 true => preseed::find_absent_files(&containerd.preseed, &containerd.required),
                 false => Vec::new(),
             };
-            missing.into_iter().chain(absent).for_each(|missing| planner.warn(missing));
+            let misplaced = containerd.preseed.iter().flat_map(|images| preseed::find_misplaced(images));
+            missing.into_iter().chain(absent).chain(misplaced).for_each(|missing| planner.warn(missing));
         }
         let placed: ContainerdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let run: ContainerdRunLayout = planner.root().run.add_layout().expect(PLACED_IN_MEMORY);

@@ -96,4 +96,18 @@ fn a_preseed_directory_that_is_missing_is_found_by_a_check() {
     let scratch = node.stop_and_keep();
     fs::create_dir_all(images.join("k8s.io")).unwrap();
     check(scratch.path(), &config, &[]).output();
+    // An archive that no pass imports.
+    fs::write(images.join("top.tar"), "").unwrap();
+    let ended = check(scratch.path(), &config, &[]);
+    let says = format!("{} is not imported: move it into", images.join("top.tar").display());
+    assert!(ended.code == Some(4) && ended.stdout.contains(&says), "{ended:?}");
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    node.wait_ready("root.containerd.preseed");
+    let rows = node.ask_json(&["images"]);
+    assert_eq!((&rows[0]["bundle"], &rows[0]["state"]), (&"top.tar".into(), &"wanted".into()), "{rows}");
+    let health = node.ask_json(&["health"]);
+    let mut conditions = health["conditions"].as_array().unwrap().iter();
+    let found = conditions.find(|found| found["object"] == "misplaced archives").unwrap();
+    assert!(found["severity"] == "warning" && found["problem"].as_str().unwrap().contains(&says), "{found}");
+    node.stop();
 }

@@ -13,7 +13,7 @@ use futures_util::{Stream, stream};
 use nodekeel_containerd_svc::{
     ContainerdImages, DamagedImage, Digest, DiskReserve, Image, ImageName, ImagePolicy, ImageProof,
     ImageStage, ImageState, ImageStore as _, ImageStoreError, ImportLimits, LeftOutImage, Namespace, Preseed,
-    ProofKind, ReadPace, UncomparedImage,
+    ProofKind, ReadPace, SkippedEntry, UncomparedImage,
 };
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
@@ -112,8 +112,13 @@ pub(crate) async fn list_images(
     let (images, damaged) = listed?;
     let mut states = preseed.as_ref().map(Preseed::image_states).unwrap_or_default();
     states.retain(|state| state.namespace == namespace);
-    let (verified_bytes, verify_bytes) = preseed.and_then(|preseed| preseed.proof_progress()).unzip();
-    let response = images_response(merge_states(images, states, &damaged));
+    let progress = preseed.as_ref().and_then(Preseed::proof_progress);
+    let (verified_bytes, verify_bytes) = progress.unzip();
+    let mut rows = merge_states(images, states, &damaged);
+    if let Some(preseed) = &preseed {
+        rows.extend(misplaced_rows(&preseed.misplaced_archives(), &preseed.directories(), &namespace));
+    }
+    let response = images_response(rows);
     Ok(v1::ImagesResponse { verified_bytes, verify_bytes, ..response })
 }
 
@@ -468,6 +473,27 @@ fn merge_states(
     images
 }
 
+/// What a pass has found where no bundle of the namespace can be. Where that is of no namespace, each has it.
+fn misplaced_rows(
+    misplaced: &[SkippedEntry],
+    directories: &[PathBuf],
+    namespace: &Namespace,
+) -> Vec<v1::Image> {
+    let row = |SkippedEntry { path, reason }: &SkippedEntry| {
+        let directory = directories.iter().find(|directory| path.starts_with(directory))?;
+        let within = path.strip_prefix(directory).ok()?;
+        let of = within.parent().and_then(Path::to_str).filter(|of| !of.is_empty());
+        of.is_none_or(|of| of == namespace.as_str()).then(|| v1::Image {
+            bundle: within.display().to_string(),
+            directory: directory.display().to_string(),
+            state: ImageStage::Wanted.as_str().into(),
+            problem: format!("it is not imported: {reason}"),
+            ..v1::Image::default()
+        })
+    };
+    misplaced.iter().filter_map(row).collect()
+}
+
 fn image_message(image: Image, state: Option<ImageState>) -> v1::Image {
     let target = image.target.digest;
     let message = v1::Image {
@@ -567,6 +593,20 @@ mod tests {
         assert!(merged[1].digest.is_empty() && !merged[1].problem.is_empty() && !merged[1].unpacked);
         assert!(merged[2].problem.contains("another image"), "{:?}", merged[2]);
         assert_eq!((merged[3].size_bytes, merged[3].pinned, &merged[3].problem[..]), (Some(7), true, ""));
+    }
+
+    #[test]
+    fn a_misplaced_archive_is_a_row_of_its_namespace_or_of_each() {
+        let entry = |path: &str| SkippedEntry { path: path.into(), reason: "move it" };
+        let misplaced = [entry("/b/top.tar"), entry("/a/k8s.io/deep")];
+        let rows = |namespace: &str| {
+            let namespace = namespace.parse().expect("a namespace");
+            let rows = misplaced_rows(&misplaced, &["/a".into(), "/b".into()], &namespace).into_iter();
+            rows.map(|row| (row.bundle, row.directory)).collect::<Vec<_>>()
+        };
+        let (top, deep) =
+            (("top.tar".to_owned(), "/b".to_owned()), ("k8s.io/deep".to_owned(), "/a".to_owned()));
+        assert_eq!((rows("k8s.io"), rows("other")), (vec![top.clone(), deep], vec![top]));
     }
 
     #[test]

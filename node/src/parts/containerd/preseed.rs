@@ -3,7 +3,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use nodekeel_containerd_svc::{ImageStage, ImageState, Preseed, RequiredImage};
+use nodekeel_containerd_svc::{
+    ImageStage, ImageState, Preseed, RequiredImage, SkippedEntry, find_misplaced_archives,
+};
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -24,6 +26,8 @@ const IMAGES: &str = "images";
 /// The object of the problem that content of an image is damaged.
 const CONTENT: &str = "image content";
 const DAMAGE_HINT: &str = "`nodectl images` names all of them; `nodectl images repair` writes them again, where the archive is there";
+/// The object of the warning that archives lie where they are not imported.
+const MISPLACED: &str = "misplaced archives";
 /// The name of the import below `root`, in `depends_on`, health and metrics.
 const NAME: &str = "containerd.preseed";
 
@@ -74,6 +78,26 @@ pub(super) fn find_absent_files(directories: &[PathBuf], required: &[String]) ->
     required.iter().filter(is_absent).map(say).collect()
 }
 
+/// The archives of a directory that lie where they are not imported.
+pub(super) fn find_misplaced(images: &Path) -> Vec<String> {
+    let say = |entry: &SkippedEntry| format!("containerd: {}", describe_misplaced(entry));
+    find_misplaced_archives(images).iter().map(say).collect()
+}
+
+fn describe_misplaced(SkippedEntry { path, reason }: &SkippedEntry) -> String {
+    format!("{} is not imported: {reason}", path.display())
+}
+
+/// Names the first of the archives that are not imported for their place.
+fn misplaced_condition(misplaced: &[SkippedEntry]) -> Option<HealthCondition> {
+    let mut text = describe_misplaced(misplaced.first()?);
+    if misplaced.len() > 1 {
+        text += &format!("; and {} more", misplaced.len() - 1);
+    }
+    let hint = "`nodectl images` names all of them; the directory is watched";
+    Some(HealthCondition::warning(MISPLACED, text).hint(hint))
+}
+
 /// The paths, with commas between them.
 fn name_directories(directories: &[PathBuf]) -> String {
     let names: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
@@ -119,7 +143,8 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let problem = problem.map(|problem| HealthCondition::problem(IMAGES, problem));
         let problem = node.condition_of(DN).or(problem).map(|found| found.hint(hint));
         let damage = damage.map(|damage| HealthCondition::problem(CONTENT, damage).hint(DAMAGE_HINT));
-        problem.into_iter().chain(damage).collect()
+        let misplaced = misplaced_condition(&counted.misplaced_archives());
+        problem.into_iter().chain(damage).chain(misplaced).collect()
     });
     Some(preseed)
 }
@@ -181,6 +206,23 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn archives_at_a_wrong_depth_are_a_warning_with_their_number() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        assert!(misplaced_condition(&[]).is_none() && find_misplaced(scratch.path()).is_empty());
+        for file in ["a.tar", "b.tar"] {
+            fs::write(scratch.path().join(file), "").expect("written");
+        }
+        let found = find_misplaced(scratch.path());
+        assert!(found.len() == 2 && found[0].contains("a.tar is not imported: move it into"), "{found:?}");
+        let condition = misplaced_condition(&find_misplaced_archives(scratch.path())).expect("there are two");
+        let text = condition.problem.clone();
+        assert!(
+            !condition.is_problem() && text.contains("a.tar is not") && text.ends_with("and 1 more"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn a_preseed_directory_without_bundles_is_named_with_the_reason() {
