@@ -8,6 +8,7 @@ mod retry;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ use crate::import::progress::ReadProgress;
 use crate::import::{MeasuredFiles, error_chain};
 use crate::label_names::LabelNames;
 use crate::plan::{Bundle, ImageUpdate};
-use crate::scan::{self, AbsentDirectory, ScanResult, SkippedEntry};
+use crate::scan::{self, AbsentDirectory, ScanResult, SkippedEntry, UnlistedDirectories};
 use crate::store::{ImageStore, ImageStoreError};
 use crate::{Digest, ImagePolicy, ImportLimits, InstanceId, Namespace, Platform};
 
@@ -163,14 +164,36 @@ struct BundleFault {
 #[non_exhaustive]
 pub enum PreseedError {
     /// Every directory is missing, or can't be read: mount their disks, create them, or correct their modes. Images stay as
-    /// they are. The source is the error of the first.
+    /// they are.
     #[error(
-        "can't list the image bundles in the preseed directory: mount its disk, create it, or correct its mode"
+        "can't list the image bundles in the preseed directory{}: mount its disk, create it, or correct its mode",
+        OtherDirectories(.others)
     )]
-    ListBundles(#[source] nodekeel_localstorage::Error),
+    ListBundles {
+        /// The error of the first.
+        #[source]
+        first: nodekeel_localstorage::Error,
+        /// The others, with their reasons.
+        others: Vec<AbsentDirectory>,
+    },
     /// Listing the namespaces of the store failed; a retry can help.
     #[error("can't list the images in containerd's store")]
     ListImages(#[source] ImageStoreError),
+}
+
+/// Names the directories besides the one of an error's source.
+struct OtherDirectories<'a>(&'a [AbsentDirectory]);
+
+impl fmt::Display for OtherDirectories<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for AbsentDirectory { reason, path } in self.0 {
+            match reason {
+                Some(reason) => write!(f, ", nor in {} ({reason})", path.display())?,
+                None => write!(f, ", nor in {}", path.display())?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The outcome for one bundle.
@@ -255,14 +278,19 @@ impl PreseedReport {
     /// path.
     pub fn failures(&self) -> Vec<String> {
         let directories = self.absent_directories.iter().map(AbsentDirectory::describe);
-        directories.chain(self.bundle_failures()).collect()
+        directories.chain(self.bundle_failures()).chain(self.other_failures()).collect()
     }
 
-    /// The same, without the directories.
+    /// The reasons why bundles are not imported, or not with all images: one for each.
     pub(crate) fn bundle_failures(&self) -> Vec<String> {
+        self.outcomes.iter().filter_map(BundleOutcome::failure).collect()
+    }
+
+    /// The failures of namespaces, and the required images that no bundle has.
+    pub(crate) fn other_failures(&self) -> Vec<String> {
         let store = self.namespace_failures.iter().map(|error| error_chain(error));
         let absent = self.absent.iter().map(|required| format!("{required} is required, and in no bundle"));
-        self.outcomes.iter().filter_map(BundleOutcome::failure).chain(store).chain(absent).collect()
+        store.chain(absent).collect()
     }
 }
 
@@ -686,7 +714,7 @@ async fn scan_bundles(directories: &[PathBuf]) -> Result<ScanResult, PreseedErro
     let scanned = spawn_blocking(move || scan::scan_directories(&directories)).await;
     scanned
         .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
-        .map_err(PreseedError::ListBundles)
+        .map_err(|UnlistedDirectories { first, others }| PreseedError::ListBundles { first, others })
 }
 
 /// Logs what a bundle could not bring, besides its images.

@@ -122,11 +122,19 @@ impl AbsentDirectory {
     }
 }
 
+/// None of the directories can be read.
+#[derive(Debug)]
+pub(crate) struct UnlistedDirectories {
+    /// The error of the first.
+    pub(crate) first: Error,
+    pub(crate) others: Vec<AbsentDirectory>,
+}
+
 /// Scans the directories, in their order.
 ///
 /// # Errors
-/// That of the first one if none can be read.
-pub(crate) fn scan_directories(directories: &[PathBuf]) -> Result<ScanResult, Error> {
+/// Those of all if none can be read.
+pub(crate) fn scan_directories(directories: &[PathBuf]) -> Result<ScanResult, UnlistedDirectories> {
     let mut found = ScanResult::default();
     found.wanted.directory_count = directories.len();
     let mut first_error = None;
@@ -149,11 +157,11 @@ pub(crate) fn scan_directories(directories: &[PathBuf]) -> Result<ScanResult, Er
     // One name belongs to the first bundle of its namespace.
     found.wanted.bundles.sort();
     match first_error {
-        Some(error)
+        Some(first)
             if found.absent.iter().all(|absent| absent.reason.is_some())
                 && found.absent.len() == directories.len() =>
         {
-            Err(error)
+            Err(UnlistedDirectories { first, others: found.absent.split_off(1) })
         }
         _ => Ok(found),
     }
@@ -339,7 +347,7 @@ mod tests {
     use super::*;
 
     fn scan(directory: &Path) -> Result<ScanResult, Error> {
-        scan_directories(&[directory.to_owned()])
+        scan_directories(&[directory.to_owned()]).map_err(|none| none.first)
     }
 
     #[test]

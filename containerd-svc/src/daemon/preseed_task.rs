@@ -240,7 +240,7 @@ impl PreseedTask {
         };
         let (report, required) = tokio::join!(pass, release);
         let report = report.map_err(|error| match error {
-            PreseedError::ListBundles(_) => PassFailure::Directory(error),
+            PreseedError::ListBundles { .. } => PassFailure::Directory(error),
             PreseedError::ListImages(_) => PassFailure::Store(error.into()),
         })?;
         let required = required?;
@@ -553,8 +553,13 @@ fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Option<Stri
     let mut parts: Vec<_> = report.absent_directories.iter().map(AbsentDirectory::describe).collect();
     let failures = report.bundle_failures();
     if !failures.is_empty() {
-        let (failed, all) = (report.bundle_counts().failed, report.outcomes.len());
+        let (failed, all) = (failures.len(), report.outcomes.len());
         parts.push(format!("{failed} of {all} bundles are not imported: {}", name_first(&failures)));
+    }
+    // Of a namespace, or of an archive that is not there: no bundle that could be counted.
+    let others = report.other_failures();
+    if !others.is_empty() {
+        parts.push(name_first(&others));
     }
     if !unlisted.is_empty() {
         let (missing, all) = (unlisted.len(), imported_images(report).count());
@@ -618,6 +623,14 @@ mod tests {
         );
         let text = describe_missing(&missing[..1], true);
         assert!(text.starts_with("image a:1 was deleted: importing it again 10 minutes after"), "{text}");
+    }
+
+    #[test]
+    fn what_is_required_and_in_no_bundle_counts_as_no_bundle() {
+        let absent = vec!["pause.tar".parse().expect("a file")];
+        let report = PreseedReport { absent, ..PreseedReport::default() };
+        let text = describe_failures(&report, &Unlisted::default()).expect("one is absent");
+        assert_eq!(text, "pause.tar is required, and in no bundle");
     }
 
     #[test]

@@ -58,11 +58,11 @@ async fn a_missing_directory_is_an_error_that_names_it_and_an_empty_one_is_repor
     let bundles = BundleFixture::new();
     let report = bundles.run_preseed().await;
     assert_eq!((count_outcomes(&report), report.is_empty), ([0, 0, 0], true));
-    let missing = nodekeel_containerd_svc::Preseed::new("/nowhere/at/all");
-    let PreseedError::ListBundles(error) = missing.run(&bundles.store).await.unwrap_err() else {
-        panic!("another error")
-    };
-    assert!(error.is_not_found() && error.to_string().contains("/nowhere/at/all"), "{error}");
+    let missing = nodekeel_containerd_svc::Preseed::new("/nowhere/at/all").with_directory("/elsewhere");
+    let error = missing.run(&bundles.store).await.unwrap_err();
+    assert!(error.to_string().contains(", nor in /elsewhere ("), "each is named: {error}");
+    let PreseedError::ListBundles { first, .. } = error else { panic!("another error") };
+    assert!(first.is_not_found() && first.to_string().contains("/nowhere/at/all"), "{first}");
     // A directory of no bundles.
     std::fs::create_dir(bundles.directory.path().join("k8s.io")).unwrap();
     assert!(!bundles.run_preseed().await.is_empty);

@@ -105,7 +105,22 @@ fn name_directories(directories: &[PathBuf]) -> String {
 }
 
 fn directory_hint(images: &Path) -> String {
-    format!("mount its disk, or, if no archives are wanted, `mkdir -p {}/k8s.io`", images.display())
+    let path = images.display();
+    // The first part of the path that is something else than a directory: nothing can be created below it.
+    let mut parts: Vec<_> = images.ancestors().filter(|part| !part.as_os_str().is_empty()).collect();
+    parts.reverse();
+    let wrong = parts.into_iter().find(|part| part.symlink_metadata().is_ok() && !part.is_dir());
+    match wrong {
+        Some(link) if link.is_symlink() => format!(
+            "mount the disk that the link {} leads to, or correct the link, or services.containerd.preseed",
+            link.display()
+        ),
+        Some(file) => format!(
+            "{} is no directory: correct services.containerd.preseed, or move it away and create the directory",
+            file.display()
+        ),
+        None => format!("mount its disk, or, if no archives are wanted, `mkdir -p {path}/k8s.io`"),
+    }
 }
 
 /// The import for containerd, with its health and its metrics; `None` if none is configured.
@@ -131,7 +146,10 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let states = counted.image_states();
         let damaged = states.iter().find(|state| state.stage == ImageStage::Damaged);
         let directories = counted.directories();
-        let hint = if has_failed_bundles { bundles_hint(&directories) } else { import_hint(&directories) };
+        let hint = || match has_failed_bundles {
+            true => bundles_hint(&directories),
+            false => import_hint(&directories),
+        };
         // What else is wrong hides no damage.
         let damage = node.runnable(DN).and(damaged).map(describe_damaged);
         // The required images may be there, and others not.
@@ -141,7 +159,7 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
             .filter(|problem| damage.as_ref() != Some(problem));
         // Not of the runnable, whose readiness a problem would withhold from those who need the required images alone.
         let problem = problem.map(|problem| HealthCondition::problem(IMAGES, problem));
-        let problem = node.condition_of(DN).or(problem).map(|found| found.hint(hint));
+        let problem = node.condition_of(DN).or(problem).map(|found| found.hint(hint()));
         let damage = damage.map(|damage| HealthCondition::problem(CONTENT, damage).hint(DAMAGE_HINT));
         let misplaced = misplaced_condition(&counted.misplaced_archives());
         problem.into_iter().chain(damage).chain(misplaced).collect()
@@ -206,6 +224,24 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_file_or_a_dangling_link_in_the_place_of_a_directory_is_not_to_be_created() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (file, link) = (scratch.path().join("file"), scratch.path().join("link"));
+        fs::write(&file, "").expect("written");
+        std::os::unix::fs::symlink("nowhere", &link).expect("linked");
+        for (images, wrong, what) in [
+            (file.clone(), &file, "is no directory"),
+            (file.join("images"), &file, "is no directory"),
+            (link.clone(), &link, "the link"),
+            (link.join("images"), &link, "the link"),
+        ] {
+            let found = find_missing(&images).expect("missing");
+            let names = found.contains(&wrong.display().to_string()) && found.contains(what);
+            assert!(names && !found.contains("mkdir"), "{found}");
+        }
+    }
 
     #[test]
     fn archives_at_a_wrong_depth_are_a_warning_with_their_number() {
