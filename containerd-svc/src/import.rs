@@ -39,7 +39,7 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) progress: Option<&'a Arc<ReadProgress>>,
 }
 
-/// Creates the listed images from names and targets, and those that are left out.
+/// Creates the listed images from names and targets, and those that are left out. Without targets, the import has failed.
 pub(crate) type ImageMapper<'a> =
     dyn FnMut(&[(ImageName, Descriptor)], &[LeftOutImage]) -> Vec<Image> + Send + 'a;
 
@@ -156,6 +156,8 @@ async fn finish_import(
         }
     }
     if chosen.is_empty() {
+        // Told what is left out: nothing is listed.
+        listing(&[], &left_out);
         return Err(main_reason(left_out));
     }
     for (digest, more) in chosen.iter().flat_map(|image| &image.content.labels) {

@@ -3,6 +3,7 @@
 mod damage_record;
 mod pass;
 mod proof;
+mod refusals;
 mod required;
 mod retry;
 mod state;
@@ -30,6 +31,7 @@ use crate::{Digest, ImagePolicy, ImportLimits, InstanceId, Namespace, Platform};
 
 use pass::PreseedPass;
 pub use proof::{DamagedImage, ImageProof, ProofKind, UncomparedImage};
+use refusals::Refusals;
 pub use required::RequiredImage;
 use retry::BundleResults;
 #[cfg(feature = "client")]
@@ -58,6 +60,7 @@ pub struct Preseed {
     policy: Option<Arc<dyn ImagePolicy>>,
     instance: InstanceId,
     memory: Arc<Mutex<PassMemory>>,
+    refusals: Arc<Mutex<Refusals>>,
     changes: Arc<watch::Sender<()>>,
     problem: Arc<watch::Sender<Option<String>>>,
     #[cfg(feature = "client")]
@@ -335,6 +338,7 @@ impl Preseed {
             policy: None,
             instance: InstanceId::default(),
             memory: Arc::default(),
+            refusals: Arc::default(),
             changes: Arc::new(watch::channel(()).0),
             problem: Arc::new(watch::channel(None).0),
             #[cfg(feature = "client")]
@@ -412,6 +416,24 @@ impl Preseed {
     pub fn with_instance(mut self, instance: InstanceId) -> Self {
         self.instance = instance;
         self
+    }
+
+    /// Remembers in this file which bundles have no image that is not refused, for their names or by the policy: the next process
+    /// does not read them again before they or the policy change. Default: in memory alone.
+    pub fn set_refusal_file(&self, file: impl Into<PathBuf>) {
+        self.lock_refusals().set_file(file.into());
+    }
+
+    fn lock_refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads or writes a file of the refusals, on a thread that may block.
+    async fn with_refusals(&self, action: impl FnOnce(&mut Refusals) + Send + 'static) {
+        let refusals = Arc::clone(&self.refusals);
+        let done =
+            spawn_blocking(move || action(&mut refusals.lock().unwrap_or_else(PoisonError::into_inner)));
+        done.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
     }
 
     /// The name of this program.
@@ -555,7 +577,14 @@ impl Preseed {
         self.changes.send_replace(());
         let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
-        let mut report = PreseedPass::new(self, store, labels, wanted, kept, processed).run().await?;
+        self.with_refusals(Refusals::load).await;
+        // A file that is not there now may be there again.
+        if absent.is_empty() && wanted.unreadable.is_empty() {
+            self.lock_refusals().retain(wanted.bundles.iter(), &self.target_platform);
+        }
+        let pass = PreseedPass::new(self, store, labels, wanted, kept, processed).run().await;
+        self.with_refusals(Refusals::save).await;
+        let mut report = pass?;
         outcomes.append(&mut report.outcomes);
         let report = PreseedReport { outcomes, skipped, absent_directories: absent, ..report };
         // Only after a complete pass, so that the counts are always those of all bundles.

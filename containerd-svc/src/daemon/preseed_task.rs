@@ -45,6 +45,9 @@ const PROOF_RETRY_PAUSE: Duration = Duration::from_secs(300);
 /// The bytes per second that are compared with digests after a power cut, while the node works.
 const PROOF_BYTES_PER_SECOND: u64 = 32 << 20;
 
+/// The file in containerd's directory of persistent data with the bundles that are refused.
+const REFUSALS_FILE: &str = "refused-bundles.json";
+
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
 
@@ -87,6 +90,7 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
 
 impl PreseedTask {
     pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool, mark: StopMark) -> Self {
+        preseed.set_refusal_file(containerd.layout.data_dir().join(REFUSALS_FILE));
         Self {
             preseed,
             socket: containerd.layout.socket_path(),

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::state::StoredImage;
-use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, required};
+use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, refusals, required};
 use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, ImageWalk};
@@ -246,7 +246,15 @@ impl<'a> PreseedPass<'a> {
         if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
             return (BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason }, Vec::new());
         }
-        match self.import_or_verify(bundle, action).await {
+        let refused = match &action {
+            BundleAction::Import(_) => self.find_refusal(bundle).await,
+            BundleAction::Verify(_) => None,
+        };
+        let processed = match refused {
+            Some(error) => Err(error),
+            None => self.import_or_verify(bundle, action).await,
+        };
+        match processed {
             Ok(Processed { images: stored, left_out, is_imported }) => {
                 let (bundle, images) =
                     (bundle.clone(), stored.iter().map(|image| image.name.clone()).collect());
@@ -268,6 +276,17 @@ impl<'a> PreseedPass<'a> {
                 (BundleOutcome::Failed(error), Vec::new())
             }
         }
+    }
+
+    /// The reason why a bundle has no image that is not refused, if an earlier process has read that.
+    async fn find_refusal(&self, bundle: &Bundle) -> Option<ImportError> {
+        let known = self.preseed.lock_refusals().find(bundle, &self.preseed.target_platform)?;
+        let mut errors = refusals::judge(bundle, &known, self.preseed.policy.as_deref()).await?;
+        // The error has room for one.
+        for error in errors.drain(1..) {
+            tracing::error!("left out of {}: {}", bundle.path().display(), error_chain(&error));
+        }
+        Some(ImportError::Image { path: bundle.path(), source: errors.remove(0) })
     }
 
     async fn import_or_verify(
@@ -303,8 +322,12 @@ impl<'a> PreseedPass<'a> {
         let (unpack, progress) = (*unpacks_layers, Some(reading.progress()));
         let job = ImportJob { scope, repository, policy, unpack, measured: &measured, progress };
         let start = Instant::now();
-        let mut owned = Vec::new();
+        let (mut owned, mut refused) = (Vec::new(), None);
         let imported = import::import_bundle(job, file, &mut |targets, left_out| {
+            if targets.is_empty() {
+                refused = refusals::collect_refused(left_out);
+                return Vec::new();
+            }
             let mut targets = targets.to_vec();
             if *lists_digests {
                 add_digest_names(&mut targets);
@@ -322,6 +345,9 @@ impl<'a> PreseedPass<'a> {
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
         if let Err(BundleError::Store(ImageStoreError::NoSpace { .. })) = &imported {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
+        }
+        if let (Err(BundleError::Image(_)), Some(refused)) = (&imported, refused) {
+            self.preseed.lock_refusals().insert(bundle, platform, refused);
         }
         let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
         let read = |image: Image| {

@@ -103,3 +103,39 @@ async fn a_bundle_with_a_refused_image_is_read_again_only_where_the_policy_has_c
     assert_eq!(run_with(&bundles, &[first, second].concat()).await.failures(), [""; 0]);
     assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/b:1"]);
 }
+
+#[tokio::test]
+async fn a_bundle_of_which_all_images_are_refused_is_not_read_again_by_the_next_process() {
+    let bundles = BundleFixture::new();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("refused.json");
+    let policy = |allowed: &[String]| {
+        let allowed: Vec<_> = allowed.iter().map(|entry| entry.parse().unwrap()).collect();
+        Arc::new(AllowList::new("images.allow", allowed))
+    };
+    let next = async |allowed: &[String]| {
+        let preseed = Preseed::new(bundles.directory.path()).with_policy(policy(allowed));
+        preseed.set_refusal_file(&file);
+        let report = preseed.run(&bundles.store).await.unwrap();
+        (report, bundles.store.call_count(StoreCall::BeginImport))
+    };
+    let refused = archive_of("localhost/a:1", b"a").with_image(&["localhost/b:1"], b"b");
+    bundles.put_bundle("a.tar.gz", &refused.to_gzip());
+    bundles.put_bundle("b.tar.gz", &archive_of("localhost/UPPER:1", b"c").to_gzip());
+    bundles.put_bundle("c.tar.gz", b"no archive");
+    let (first, read) = next(&[]).await;
+    assert_eq!(first.failures().len(), 3, "{first:?}");
+    for number in 1..3 {
+        let (report, again) = next(&[]).await;
+        assert_eq!(report.failures(), first.failures(), "they are still named, with their reasons");
+        assert_eq!(again, read + number, "only what is no archive is read again");
+    }
+    // The policy allows one of its images now.
+    let entry = first.failures()[0].split('"').nth(1).unwrap().to_owned();
+    let (report, _) = next(&[entry]).await;
+    assert_eq!(bundles.image_names().await, ["localhost/a:1"], "{report:?}");
+    // A bundle that has changed is read.
+    bundles.put_bundle("b.tar.gz", &archive_of("localhost/lower:1", b"c").to_gzip());
+    let (report, _) = next(&[]).await;
+    assert!(report.failures().iter().any(|failure| failure.contains("localhost/lower:1")), "{report:?}");
+}
