@@ -39,7 +39,7 @@ pub(super) async fn write(
     store: &dyn ImageStore,
     namespace: &Namespace,
     target: Digest,
-    record: Option<DamageRecord>,
+    record: Option<&DamageRecord>,
 ) -> Result<(), ImageStoreError> {
     let value = match record {
         None => String::new(),

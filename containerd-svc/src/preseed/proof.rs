@@ -26,8 +26,8 @@ pub struct ImageProof {
     image_count: usize,
     damaged: Vec<DamagedImage>,
     not_compared: Vec<UncomparedImage>,
-    /// The targets that the store has a record of damage for.
-    recorded: BTreeSet<(Namespace, Digest)>,
+    /// The damage that the store has a record of.
+    recorded: BTreeMap<(Namespace, Digest), DamageRecord>,
 }
 
 /// The effort of a comparison. In each, damaged content does not exist for the store from then on, so that the next pass over
@@ -94,13 +94,13 @@ impl ImageProof {
             image_count: 0,
             damaged: Vec::new(),
             not_compared: Vec::new(),
-            recorded: BTreeSet::new(),
+            recorded: BTreeMap::new(),
         };
         // Also under names that are not compared.
         for namespace in images.iter().map(|(namespace, _)| namespace).collect::<BTreeSet<_>>() {
             let listed = store.list_images(namespace).await?;
-            let records = damage_record::read_all(&listed).into_keys();
-            proof.recorded.extend(records.map(|target| (namespace.clone(), target)));
+            let records = damage_record::read_all(&listed).into_iter();
+            proof.recorded.extend(records.map(|(target, record)| ((namespace.clone(), target), record)));
         }
         for (namespace, image) in images {
             let scope = ImageScope {
@@ -109,8 +109,7 @@ impl ImageProof {
                 platform: &preseed.target_platform,
                 limits: &preseed.import_limits,
             };
-            let followed = ImageWalk::new(scope).follow_target(&image.target).await;
-            let reason = match followed {
+            let reason = match ImageWalk::new(scope).follow_target(&image.target).await {
                 Ok(content) if content.runnable_images.is_empty() => continue,
                 Ok(content) => {
                     proof.image_count += 1;
@@ -200,22 +199,26 @@ impl ImageProof {
             let ProofSubject { namespace, name, target, .. } = subject;
             let (namespace, name, target) = (namespace.clone(), name.clone(), *target);
             match &reason {
-                Some(reason) => {
-                    preseed.record_damaged_layers(&namespace, target, stays.then_some(reason));
-                }
-                None => preseed.record_compared(&namespace, target, full_disk.as_deref()),
-            }
-            match &reason {
                 Some(reason) if stays => {
+                    preseed.record_damaged_layers(&namespace, target, Some(reason));
                     self.record(store, &namespace, target, Some(DamageRecord::Layers(reason.clone()))).await;
                 }
-                Some(_) if damaged.is_some() => {
-                    self.record(store, &namespace, target, Some(DamageRecord::Content)).await;
+                Some(_) => {
+                    // Otherwise what was known of its unpacked layers has not been looked at.
+                    if self.kind != ProofKind::Verify {
+                        preseed.record_damaged_layers(&namespace, target, None);
+                        self.record(store, &namespace, target, None).await;
+                    }
+                    if damaged.is_some() {
+                        self.record(store, &namespace, target, Some(DamageRecord::Content)).await;
+                    }
                 }
-                // Its layers are discarded, or nothing is wrong with it.
-                Some(_) => self.record(store, &namespace, target, None).await,
-                None if full_disk.is_none() => self.record(store, &namespace, target, None).await,
-                None => {}
+                None => {
+                    preseed.record_compared(&namespace, target, full_disk.as_deref());
+                    if full_disk.is_none() {
+                        self.record(store, &namespace, target, None).await;
+                    }
+                }
             }
             self.done += 1;
             match (reason, full_disk) {
@@ -241,13 +244,17 @@ impl ImageProof {
         damage: Option<DamageRecord>,
     ) {
         let key = (namespace.clone(), target);
-        if damage.is_none() && !self.recorded.contains(&key) {
-            return;
+        match (&damage, self.recorded.get(&key)) {
+            (None, None) => return,
+            // It is known as damaged, and its layers were not looked at.
+            (Some(DamageRecord::Content), Some(DamageRecord::Layers(_))) => return,
+            _ => {}
         }
-        let is_damaged = damage.is_some();
-        match damage_record::write(store, namespace, target, damage).await {
-            Ok(()) if is_damaged => drop(self.recorded.insert(key)),
-            Ok(()) => drop(self.recorded.remove(&key)),
+        match damage_record::write(store, namespace, target, damage.as_ref()).await {
+            Ok(()) => {
+                self.recorded.remove(&key);
+                self.recorded.extend(damage.map(|damage| (key, damage)));
+            }
             Err(error) => tracing::warn!(
                 "containerd can't record whether {target} in {namespace} is damaged: {}",
                 error_chain(&error)
@@ -275,17 +282,19 @@ impl ImageProof {
                 limits: &preseed.import_limits,
             };
             let listed = images.iter().find(|image| image.target.digest == target);
-            let (Some(image), DamageRecord::Content) = (listed, &record) else {
-                if let DamageRecord::Layers(reason) = record {
-                    damaged.insert(target, reason);
+            match (record, listed) {
+                (DamageRecord::Layers(reason), _) => drop(damaged.insert(target, reason)),
+                // It may have been written again since.
+                (DamageRecord::Content, Some(image)) => {
+                    match ImageWalk::new(scope).follow_target(&image.target).await {
+                        Err(BundleError::Store(error)) => return Err(error),
+                        Err(error) => {
+                            damaged.extend(describe_missing(&error).map(|reason| (target, reason)));
+                        }
+                        Ok(_) => {}
+                    }
                 }
-                continue;
-            };
-            // It may have been written again since.
-            match ImageWalk::new(scope).follow_target(&image.target).await {
-                Err(BundleError::Store(error)) => return Err(error),
-                Err(error) => damaged.extend(describe_missing(&error).map(|reason| (target, reason))),
-                Ok(_) => {}
+                (DamageRecord::Content, None) => {}
             }
         }
         Ok(damaged)
