@@ -66,6 +66,7 @@
 //! Monogon's `core/cluster`, `core/consensus` and `enrolment.proto` of 2020: flows, keys and field numbers.
 //! Differences are documented where they occur.
 
+mod age;
 pub mod backup;
 pub mod consensus;
 pub mod enrolment;

@@ -3,9 +3,9 @@
 use futures_util::stream;
 use ring::error::Unspecified;
 
-use super::age::Encryptor;
 use super::snapshot::SnapshotCheck;
 use super::{Recipient, SnapshotError};
+use crate::age::Encryptor;
 use crate::consensus::SnapshotStream;
 
 /// Encrypts a snapshot while it is read, and returns the bytes of the file in pieces.
@@ -43,7 +43,7 @@ impl File {
         let failed = |Unspecified| SnapshotError::Encrypt { recipient: self.recipient.to_string() };
         let (mut encryptor, mut check) = match std::mem::replace(&mut self.state, State::End) {
             State::Start => {
-                let (encryptor, start) = Encryptor::new(&self.recipient).map_err(failed)?;
+                let (encryptor, start) = Encryptor::new([&self.recipient]).map_err(failed)?;
                 self.state = State::Content(Box::new((encryptor, SnapshotCheck::default())));
                 return Ok(Some(start));
             }

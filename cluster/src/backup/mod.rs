@@ -11,15 +11,14 @@
 //! A cluster that is lost is restored from the decrypted file, which [`stage_snapshot`] verifies and stores, by
 //! [`ClusterNode::request_restore`](crate::enrolment::ClusterNode::request_restore).
 //!
-//! The snapshot contains all secrets of the cluster, also the private key of its CA. The node that writes it needs no secret for
-//! that: the key that opens it is elsewhere.
+//! The snapshot contains all secrets of the cluster but the private key of its CA, which is [sealed](crate::pki). The node that writes
+//! it needs no secret for that: the key that opens it is elsewhere.
 
-mod age;
 mod encrypt;
 mod snapshot;
 mod stage;
 
-pub use age::{InvalidRecipient, Recipient};
+pub use crate::age::{InvalidRecipient, Recipient};
 pub use encrypt::encrypt_snapshot;
 pub use snapshot::SnapshotError;
 pub use stage::stage_snapshot;

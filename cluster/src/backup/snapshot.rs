@@ -5,7 +5,7 @@ use std::io;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::age::INTRO;
+use crate::age::INTRO;
 use crate::consensus::MembershipError;
 
 /// The checksum at the end of the file.

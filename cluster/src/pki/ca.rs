@@ -6,48 +6,78 @@ use nodekeel_localstorage::pki::{Certificate, Credentials, PrivateKey, PublicKey
 
 use super::signer::CaSigner;
 use super::stored::{StoredValues, issued_path, parse_certificate, parse_revocation_list};
-use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ISSUED_PREFIX};
+use super::{
+    CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ISSUED_PREFIX, SEALED_KEY_PATH, Voter,
+};
 use crate::consensus::kv::{Compare, KeyRange, KvStore, Txn, TxnOp};
 
-/// The CA of a cluster, loaded from its keys and checked. It includes the private key: any holder can issue
-/// certificates.
+/// The CA of a cluster, loaded from its keys and checked. On a voter to which the private key is sealed, it includes that key, and
+/// issues and revokes certificates.
 #[derive(Debug)]
 pub struct ClusterCa {
     pub(super) root_kv: Arc<dyn KvStore>,
-    pub(super) signer: CaSigner,
+    certificate: Certificate,
+    signer: Option<CaSigner>,
 }
 
 impl ClusterCa {
-    /// Loads the CA from these root keys.
+    /// Loads the CA from these root keys. It can sign if the private key is stored as it is: by an earlier release, or in a store
+    /// in memory.
     ///
     /// # Errors
     /// [`CaError::NotFound`] if none was ever saved; an error that names the invalid key; or
     /// [`CaError::Store`].
     pub async fn load_ca(root: Arc<dyn KvStore>) -> Result<ClusterCa, CaError> {
+        ClusterCa::load(root, None).await
+    }
+
+    /// Loads the CA from these root keys. It can sign if the private key is sealed to this voter, or not sealed yet.
+    ///
+    /// # Errors
+    /// Those of [`load_ca`](Self::load_ca); [`CaError::MalformedSeal`].
+    pub async fn load_sealed(root: Arc<dyn KvStore>, voter: &Voter) -> Result<ClusterCa, CaError> {
+        ClusterCa::load(root, Some(voter)).await
+    }
+
+    pub(super) async fn load(root: Arc<dyn KvStore>, voter: Option<&Voter>) -> Result<ClusterCa, CaError> {
         // One transaction: key, certificate and list are those of one moment.
         let read = Txn::new()
             .then(TxnOp::get(CA_CERT_PATH))
             .then(TxnOp::get(CA_KEY_PATH))
+            .then(TxnOp::get(SEALED_KEY_PATH))
             .then(TxnOp::get(CRL_PATH));
         let done = root.txn(read).await.map_err(CaError::store_error("load the CA"))?;
-        let (signer, _) = StoredValues::from_key_values(done.kvs).into_signer()?;
-        Ok(ClusterCa { root_kv: root, signer })
+        let (certificate, signer) = StoredValues::from_key_values(done.kvs).into_ca(voter)?;
+        Ok(ClusterCa { root_kv: root, certificate, signer })
     }
 
-    pub(super) fn from_signer(root_kv: Arc<dyn KvStore>, signer: CaSigner) -> ClusterCa {
-        ClusterCa { root_kv, signer }
+    pub(super) fn from_parts(
+        root_kv: Arc<dyn KvStore>,
+        certificate: Certificate,
+        signer: Option<CaSigner>,
+    ) -> ClusterCa {
+        ClusterCa { root_kv, certificate, signer }
     }
 
     /// The CA's certificate.
     pub fn ca_certificate(&self) -> &Certificate {
-        self.signer.certificate()
+        &self.certificate
+    }
+
+    /// Returns whether it can issue and revoke certificates.
+    pub fn can_sign(&self) -> bool {
+        self.signer.is_some()
+    }
+
+    pub(super) fn signer(&self) -> Result<&CaSigner, CaError> {
+        self.signer.as_ref().ok_or(CaError::Sealed)
     }
 
     /// Issues a new key and its certificate. The certificate is recorded before it is returned, so that it
     /// can be revoked.
     ///
     /// # Errors
-    /// [`CaError::Create`], [`CaError::Store`]: nothing was returned; a certificate that was recorded anyway
+    /// [`CaError::Sealed`], [`CaError::Create`], [`CaError::Store`]: nothing was returned; a certificate that was recorded anyway
     /// belongs to a key that no longer exists.
     pub async fn issue_credentials(&self, spec: &CertificateSpec) -> Result<Credentials, CaError> {
         let key =
@@ -66,7 +96,7 @@ impl ClusterCa {
         spec: &CertificateSpec,
     ) -> Result<Certificate, CaError> {
         // A certificate that is not recorded could never be revoked, so it is recorded before the caller gets it.
-        let certificate = self.signer.sign_certificate(public, spec)?;
+        let certificate = self.signer()?.sign_certificate(public, spec)?;
         self.record_issued(&certificate).await?;
         Ok(certificate)
     }

@@ -4,6 +4,7 @@ use nodekeel_localstorage::pki::{PkiEncodingError, PkiError};
 use thiserror::Error;
 
 use crate::BoxError;
+use crate::consensus::MembershipError;
 use crate::consensus::kv::KvError;
 
 /// A failure to create, load or use a CA. Stored values stay unchanged.
@@ -46,11 +47,35 @@ pub enum CaError {
         /// The key in the store.
         key: &'static str,
     },
+    /// The private key is sealed, and not to this voter. A voter that can open it seals it to this one while both run.
+    #[error(
+        "the private key of the cluster's CA is not sealed to this node, which so can't sign: start the other voters, one of \
+         which seals it to this node within seconds, or type the command on another voter"
+    )]
+    Sealed,
+    /// The sealed private key is damaged: restore it from a backup.
+    #[error(
+        "the sealed private key of the cluster's CA, stored in etcd at {key}, is damaged: restore it from a backup"
+    )]
+    MalformedSeal {
+        /// The key in the store.
+        key: &'static str,
+        /// The defect.
+        #[source]
+        source: BoxError,
+    },
+    /// The file with this voter's key is damaged.
+    #[error("the file with this voter's key is damaged: replace this node")]
+    MalformedVoterKey,
+    /// The list of members could not be read, or the history of this member's database not erased. A retry may help.
+    #[error("can't seal the private key of the cluster's CA to its voters")]
+    Members(#[source] MembershipError),
     /// The private key and the certificate of the CA do not match.
     #[error(
-        "the cluster CA's private key at {} does not belong to its certificate at {} in etcd: restore both \
+        "the cluster CA's private key at {} or {} does not belong to its certificate at {} in etcd: restore both \
          from a backup",
         super::CA_KEY_PATH,
+        super::SEALED_KEY_PATH,
         super::CA_CERT_PATH
     )]
     KeyMismatch,
@@ -97,7 +122,9 @@ impl CaError {
     pub fn is_retryable(&self) -> bool {
         match self {
             CaError::Store { source, .. } => source.is_retryable(),
-            CaError::Contended | CaError::WriteRevocationList(_) => true,
+            CaError::Members(source) => source.is_retryable(),
+            // Another voter seals the key to this one.
+            CaError::Sealed | CaError::Contended | CaError::WriteRevocationList(_) => true,
             _ => false,
         }
     }

@@ -18,7 +18,7 @@ impl ClusterCa {
     /// reject new connections. Established connections continue: remove the member, too.
     ///
     /// # Errors
-    /// [`CaError::UnknownName`]; [`CaError::Contended`]; an error that names an invalid stored value;
+    /// [`CaError::Sealed`]; [`CaError::UnknownName`]; [`CaError::Contended`]; an error that names an invalid stored value;
     /// [`CaError::Store`], after which the call can be repeated.
     pub async fn revoke_name(&self, name: &str) -> Result<Vec<Certificate>, CaError> {
         // Each attempt starts from the newest list, so that no concurrent revocation is lost.
@@ -70,7 +70,7 @@ impl ClusterCa {
             new.iter().map(|certificate| RevokedEntry { serial: certificate.serial_number().to_vec(), at }),
         );
         // The number of each list is higher than that of the one before. *Source:* RFC 5280, section 5.2.3.
-        let longer = self.signer.sign_revocation_list(number.saturating_add(1), &revoked)?;
+        let longer = self.signer()?.sign_revocation_list(number.saturating_add(1), &revoked)?;
         let txn =
             Txn::new().when(Compare::key_unchanged(stored)).then(TxnOp::put(CRL_PATH, longer.der_bytes()));
         let done = self.root_kv.txn(txn).await;

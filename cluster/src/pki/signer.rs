@@ -34,13 +34,19 @@ pub(super) struct CaSigner {
 impl CaSigner {
     /// Checks that key and certificate match, and that the certificate is a self-signed CA certificate.
     pub(super) fn new(key: PrivateKey, certificate: Certificate) -> Result<CaSigner, CaError> {
-        if !certificate.is_ca() || !certificate.is_signed_by(&certificate) {
-            return Err(CaError::NotACa { key: super::CA_CERT_PATH });
-        }
+        CaSigner::check_certificate(&certificate)?;
         if key.public_key() != certificate.public_key() {
             return Err(CaError::KeyMismatch);
         }
         Ok(CaSigner { private_key: key, certificate })
+    }
+
+    /// Checks that the certificate is a self-signed CA certificate.
+    pub(super) fn check_certificate(certificate: &Certificate) -> Result<(), CaError> {
+        match certificate.is_ca() && certificate.is_signed_by(certificate) {
+            true => Ok(()),
+            false => Err(CaError::NotACa { key: super::CA_CERT_PATH }),
+        }
     }
 
     pub(super) fn private_key(&self) -> &PrivateKey {

@@ -6,12 +6,17 @@ use zeroize::Zeroizing;
 
 use super::CaError;
 use super::signer::{CaSigner, RevokedEntry};
+use super::voter::{SealedKey, Voter};
 use crate::consensus::kv::KeyValue;
 
 /// Key of the CA's certificate.
 pub const CA_CERT_PATH: &str = "/etcd-ca/ca.der";
-/// Key of the CA's private key.
+/// Key of the CA's private key as an earlier release has stored it, or a store in memory: not sealed.
 pub const CA_KEY_PATH: &str = "/etcd-ca/ca-key.der";
+/// Prefix of the keys of the sealed private key, and of those to whom it is sealed.
+pub const SEAL_PREFIX: &str = "/etcd-ca/seal/";
+/// Key of the CA's private key, sealed to the voters: a file of age.
+pub const SEALED_KEY_PATH: &str = "/etcd-ca/seal/ca-key.age";
 /// Key of the list of revoked certificates.
 pub const CRL_PATH: &str = "/etcd-ca/crl.der";
 /// Prefix of the keys of issued certificates.
@@ -23,11 +28,23 @@ pub const ISSUED_PREFIX: &str = "/etcd-ca/certs/";
 const PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
+/// The private key, as it is stored.
+#[derive(Debug)]
+pub(super) enum KeyState {
+    /// Not sealed.
+    Plain(PrivateKey),
+    /// Sealed, and opened.
+    Opened(SealedKey),
+    /// Sealed, and not to this voter.
+    Closed,
+}
+
 /// The CA's values, as stored at one moment.
 #[derive(Debug, Default)]
 pub(super) struct StoredValues {
     pub(super) ca: Option<KeyValue>,
     pub(super) key: Option<KeyValue>,
+    pub(super) sealed: Option<KeyValue>,
     pub(super) revoked: Option<KeyValue>,
     pub(super) certificates: Vec<KeyValue>,
 }
@@ -40,6 +57,7 @@ impl StoredValues {
             match std::str::from_utf8(&kv.key) {
                 Ok(CA_CERT_PATH) => values.ca = Some(kv),
                 Ok(CA_KEY_PATH) => values.key = Some(kv),
+                Ok(SEALED_KEY_PATH) => values.sealed = Some(kv),
                 Ok(CRL_PATH) => values.revoked = Some(kv),
                 _ => values.certificates.push(kv),
             }
@@ -47,18 +65,47 @@ impl StoredValues {
         values
     }
 
-    /// The CA and its list, checked.
-    pub(super) fn into_signer(self) -> Result<(CaSigner, RevocationList), CaError> {
-        if self.ca.is_none() && self.key.is_none() {
+    /// The CA's certificate, and its signer if this voter can open the private key; its list, checked.
+    pub(super) fn into_ca(self, voter: Option<&Voter>) -> Result<(Certificate, Option<CaSigner>), CaError> {
+        if self.ca.is_none() && self.key.is_none() && self.sealed.is_none() {
             return Err(CaError::NotFound);
         }
-        let missing = |missing| move || CaError::Incomplete { missing };
-        let ca = parse_certificate(CA_CERT_PATH, &self.ca.ok_or_else(missing(CA_CERT_PATH))?.value)?;
-        let key = key_from_raw(&Zeroizing::new(self.key.ok_or_else(missing(CA_KEY_PATH))?.value))?;
-        let signer = CaSigner::new(key, ca)?;
-        let list =
-            parse_revocation_list(&self.revoked.ok_or_else(missing(CRL_PATH))?.value, signer.certificate())?;
-        Ok((signer, list))
+        let ca = self.certificate()?;
+        let signer = match self.key_state(voter)? {
+            KeyState::Plain(key) | KeyState::Opened(SealedKey { key, .. }) => {
+                Some(CaSigner::new(key, ca.clone())?)
+            }
+            KeyState::Closed => None,
+        };
+        self.revocation_list(&ca)?;
+        Ok((ca, signer))
+    }
+
+    /// The CA's certificate, checked.
+    pub(super) fn certificate(&self) -> Result<Certificate, CaError> {
+        let stored = self.ca.as_ref().ok_or(CaError::Incomplete { missing: CA_CERT_PATH })?;
+        let ca = parse_certificate(CA_CERT_PATH, &stored.value)?;
+        CaSigner::check_certificate(&ca)?;
+        Ok(ca)
+    }
+
+    /// The list of this CA, checked.
+    pub(super) fn revocation_list(&self, ca: &Certificate) -> Result<RevocationList, CaError> {
+        let stored = self.revoked.as_ref().ok_or(CaError::Incomplete { missing: CRL_PATH })?;
+        parse_revocation_list(&stored.value, ca)
+    }
+
+    /// The private key, as far as this voter can open it.
+    pub(super) fn key_state(&self, voter: Option<&Voter>) -> Result<KeyState, CaError> {
+        match (&self.sealed, &self.key, voter) {
+            // Nobody needs the other any more.
+            (Some(sealed), _, Some(voter)) => {
+                Ok(voter.open(&sealed.value)?.map_or(KeyState::Closed, KeyState::Opened))
+            }
+            (Some(_), _, None) => Ok(KeyState::Closed),
+            (None, Some(plain), _) => key_from_raw(&Zeroizing::new(plain.value.clone())).map(KeyState::Plain),
+            (None, None, _) => Err(CaError::Incomplete { missing: SEALED_KEY_PATH }),
+        }
     }
 }
 
@@ -142,6 +189,7 @@ pub(crate) fn check_arbitrary_values(bytes: &[u8]) {
         assert!(issued_path(&certificate).starts_with(ISSUED_PREFIX));
     }
     let _ = parse_entries(bytes);
+    super::voter::check_arbitrary_seal(bytes);
 }
 
 #[cfg(test)]

@@ -1,9 +1,14 @@
-//! A writer of age's file format, version 1, for one X25519 recipient.
+//! A writer and a reader of age's file format, version 1, for X25519 recipients.
 //!
 //! The crate `age` would bring some sixty crates, most of them for translations of its messages, and second versions of several
-//! that this workspace has. The part of the format that a backup needs is this file, by primitives that are built here anyway.
+//! that this workspace has. The part of the format that is needed is in this folder, by primitives that are built here anyway. Only
+//! a lasting key is not one of ring's, which has ephemeral ones alone: it is by `x25519-dalek`.
 //!
-//! *Source:* <https://age-encryption.org/v1>, and BIP 173 for the recipient's text.
+//! *Source:* <https://age-encryption.org/v1>, and BIP 173 for the texts of keys.
+
+mod bech32;
+mod identity;
+mod open;
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,19 +21,24 @@ use ring::{hkdf, hmac};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+pub(crate) use identity::Identity;
+pub(crate) use open::OpenError;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use open::check_arbitrary_file;
+
 /// The first line of each file.
-pub(super) const INTRO: &str = "age-encryption.org/v1\n";
+pub(crate) const INTRO: &str = "age-encryption.org/v1\n";
 const FILE_KEY_BYTES: usize = 16;
 const PAYLOAD_NONCE_BYTES: usize = 16;
 /// The plaintext of each chunk of the payload but the last one.
 const CHUNK_BYTES: usize = 64 << 10;
+/// The purpose of the key that a recipient and a sender derive from their shared secret.
+const STANZA_LABEL: &str = "age-encryption.org/v1/X25519";
 const HRP: &str = "age";
 /// The text of a private key starts with it.
-const SECRET_PREFIX: &str = "age-secret-key-";
-const BECH32: &[u8; 32] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
-const BECH32_CHECKSUM: usize = 6;
+const SECRET_HRP: &str = "age-secret-key-";
 
-/// The public key for which a backup is encrypted: `age1…`, as `age-keygen` prints it.
+/// The public key for which a file is encrypted: `age1…`, as `age-keygen` prints it.
 ///
 /// ```
 /// use nodekeel_cluster::backup::Recipient;
@@ -61,16 +71,22 @@ pub enum InvalidRecipient {
     PrivateKey,
 }
 
+impl Recipient {
+    fn from_key(key: [u8; 32]) -> Recipient {
+        Recipient { key, text: bech32::encode(HRP, &key).to_string() }
+    }
+}
+
 impl FromStr for Recipient {
     type Err = InvalidRecipient;
 
     fn from_str(text: &str) -> Result<Recipient, InvalidRecipient> {
         let lower = text.to_ascii_lowercase();
-        if lower.starts_with(SECRET_PREFIX) {
+        if lower.starts_with(SECRET_HRP) {
             return Err(InvalidRecipient::PrivateKey);
         }
         let is_one_case = text == lower || text == text.to_ascii_uppercase();
-        let key = Some(()).filter(|()| is_one_case).and_then(|()| decode_bech32(&lower));
+        let key = Some(()).filter(|()| is_one_case).and_then(|()| bech32::decode(HRP, &lower));
         match key {
             Some(key) => Ok(Recipient { key, text: lower }),
             None => Err(InvalidRecipient::Malformed { text: text.to_owned() }),
@@ -84,43 +100,8 @@ impl fmt::Display for Recipient {
     }
 }
 
-/// The 32 bytes of a text in lower case with the right prefix and checksum.
-fn decode_bech32(text: &str) -> Option<[u8; 32]> {
-    let digits = text.strip_prefix(HRP)?.strip_prefix('1')?;
-    let digit = |character: u8| BECH32.iter().position(|digit| *digit == character);
-    let digits: Vec<u32> =
-        digits.bytes().map(|byte| u32::try_from(digit(byte)?).ok()).collect::<Option<_>>()?;
-    let prefix = HRP.bytes().map(|byte| u32::from(byte >> 5));
-    let prefix = prefix.chain([0]).chain(HRP.bytes().map(|byte| u32::from(byte & 31)));
-    if bech32_checksum(prefix.chain(digits.iter().copied())) != 1 {
-        return None;
-    }
-    let data = &digits[..digits.len().checked_sub(BECH32_CHECKSUM)?];
-    let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
-    for digit in data {
-        (bits, count) = (bits << 5 | digit, count + 5);
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    // What fills the last digit is zero, and less than a digit.
-    if bits != 0 || count >= 5 { None } else { bytes.try_into().ok() }
-}
-
-fn bech32_checksum(digits: impl Iterator<Item = u32>) -> u32 {
-    const GENERATOR: [u32; 5] = [0x3b6a_57b2, 0x2650_8e6d, 0x1ea1_19fa, 0x3d42_33dd, 0x2a14_62b3];
-    digits.fold(1, |checksum, digit| {
-        let top = checksum >> 25;
-        let generators = GENERATOR.iter().enumerate().filter(|(bit, _)| top >> bit & 1 == 1);
-        generators
-            .fold((checksum & 0x01ff_ffff) << 5 ^ digit, |checksum, (_, generator)| checksum ^ generator)
-    })
-}
-
 /// Encrypts one file, piece by piece.
-pub(super) struct Encryptor {
+pub(crate) struct Encryptor {
     payload_key: LessSafeKey,
     /// The number of sealed chunks.
     sealed: u64,
@@ -129,27 +110,30 @@ pub(super) struct Encryptor {
 }
 
 impl Encryptor {
-    /// A new file: its encryptor, and its first bytes. An error if the machine has no random numbers, or if the recipient is no
-    /// point of the curve that anyone has a key of.
-    pub(super) fn new(recipient: &Recipient) -> Result<(Encryptor, Vec<u8>), Unspecified> {
+    /// A new file, which each of the recipients opens: its encryptor, and its first bytes. An error if the machine has no random
+    /// numbers, or if a recipient is no point of the curve that anyone has a key of.
+    pub(crate) fn new<'a>(
+        recipients: impl IntoIterator<Item = &'a Recipient>,
+    ) -> Result<(Encryptor, Vec<u8>), Unspecified> {
         let random = SystemRandom::new();
         let mut file_key = Zeroizing::new([0; FILE_KEY_BYTES]);
         random.fill(&mut *file_key)?;
         let mut start = INTRO.to_owned();
-        start.push_str(&recipient_stanza(recipient, &*file_key, &random)?);
+        for recipient in recipients {
+            start.push_str(&recipient_stanza(recipient, &*file_key, &random)?);
+        }
         start.push_str("---");
-        let mac_key = derive_key(&[], &*file_key, "header")?;
-        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &*mac_key), start.as_bytes());
+        let mac = hmac::sign(&header_key(&*file_key)?, start.as_bytes());
         start.push_str(&format!(" {}\n", encode_base64(mac.as_ref())));
         let mut nonce = [0; PAYLOAD_NONCE_BYTES];
         random.fill(&mut nonce)?;
-        let payload_key = sealing_key(&*derive_key(&nonce, &*file_key, "payload")?)?;
+        let payload_key = payload_key(&nonce, &*file_key)?;
         let chunk = Vec::with_capacity(CHUNK_BYTES);
         Ok((Encryptor { payload_key, sealed: 0, chunk }, [start.as_bytes(), &nonce].concat()))
     }
 
     /// The next bytes of the file, if there are any yet, for these of its content.
-    pub(super) fn push(&mut self, mut content: &[u8]) -> Result<Vec<u8>, Unspecified> {
+    pub(crate) fn push(&mut self, mut content: &[u8]) -> Result<Vec<u8>, Unspecified> {
         let mut sealed = Vec::new();
         while !content.is_empty() {
             if self.chunk.len() == CHUNK_BYTES {
@@ -163,17 +147,14 @@ impl Encryptor {
     }
 
     /// The last bytes of the file. Without them, it is known to be incomplete.
-    pub(super) fn finish(mut self) -> Result<Vec<u8>, Unspecified> {
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>, Unspecified> {
         self.seal_chunk(true)
     }
 
     fn seal_chunk(&mut self, is_last: bool) -> Result<Vec<u8>, Unspecified> {
-        let mut nonce = [0; NONCE_LEN];
-        nonce[NONCE_LEN - 9..NONCE_LEN - 1].copy_from_slice(&self.sealed.to_be_bytes());
-        nonce[NONCE_LEN - 1] = is_last.into();
+        let nonce = chunk_nonce(self.sealed, is_last);
         self.sealed += 1;
         let mut chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_BYTES));
-        let nonce = Nonce::assume_unique_for_key(nonce);
         self.payload_key.seal_in_place_append_tag(nonce, Aad::empty(), &mut chunk)?;
         Ok(chunk)
     }
@@ -190,14 +171,32 @@ fn recipient_stanza(
     let salt = [share.as_ref(), &recipient.key].concat();
     let peer = UnparsedPublicKey::new(&X25519, &recipient.key);
     // A shared secret of zeros is an error of ring's.
-    let key = agree_ephemeral(ephemeral, &peer, |secret| {
-        derive_key(&salt, secret, "age-encryption.org/v1/X25519")
-    })??;
+    let key = agree_ephemeral(ephemeral, &peer, |secret| derive_key(&salt, secret, STANZA_LABEL))??;
     let mut body = file_key.to_vec();
-    let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
-    sealing_key(&*key)?.seal_in_place_append_tag(nonce, Aad::empty(), &mut body)?;
+    sealing_key(&*key)?.seal_in_place_append_tag(stanza_nonce(), Aad::empty(), &mut body)?;
     // The body fits into one line.
     Ok(format!("-> X25519 {}\n{}\n", encode_base64(share.as_ref()), encode_base64(&body)))
+}
+
+/// The key of a stanza seals once.
+fn stanza_nonce() -> Nonce {
+    Nonce::assume_unique_for_key([0; NONCE_LEN])
+}
+
+fn chunk_nonce(number: u64, is_last: bool) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[NONCE_LEN - 9..NONCE_LEN - 1].copy_from_slice(&number.to_be_bytes());
+    nonce[NONCE_LEN - 1] = is_last.into();
+    Nonce::assume_unique_for_key(nonce)
+}
+
+/// The key of the header's checksum.
+fn header_key(file_key: &[u8]) -> Result<hmac::Key, Unspecified> {
+    Ok(hmac::Key::new(hmac::HMAC_SHA256, &*derive_key(&[], file_key, "header")?))
+}
+
+fn payload_key(nonce: &[u8], file_key: &[u8]) -> Result<LessSafeKey, Unspecified> {
+    sealing_key(&*derive_key(nonce, file_key, "payload")?)
 }
 
 fn sealing_key(key: &[u8]) -> Result<LessSafeKey, Unspecified> {
@@ -258,8 +257,7 @@ mod tests {
 
     #[test]
     fn a_point_that_gives_its_sender_no_secret_is_no_key() {
-        let zeros = Recipient { key: [0; 32], text: "zeros".to_owned() };
-        assert!(Encryptor::new(&zeros).is_err());
+        assert!(Encryptor::new([&Recipient::from_key([0; 32])]).is_err());
     }
 
     #[test]
@@ -295,7 +293,7 @@ mod tests {
         };
         for length in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 1_000_000] {
             let content: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
-            let (mut encryptor, mut file) = Encryptor::new(&recipient).unwrap();
+            let (mut encryptor, mut file) = Encryptor::new([&recipient]).unwrap();
             for piece in content.chunks(10_007) {
                 file.extend(encryptor.push(piece).unwrap());
             }
