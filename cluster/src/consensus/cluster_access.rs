@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::kv::{KvStore, NamespacedKv};
 use super::{ClusterReport, InvalidName, Member, MemberId, MembershipError, NewMember, StoreMaintenance};
+use crate::pki::{CaError, ClusterCa, Voter};
 
 /// A member that takes part. It is cheap to clone; once its run has ended, all its calls fail.
 #[derive(Clone, Debug)]
@@ -17,6 +18,7 @@ pub struct ClusterAccess {
     cluster_members: Arc<dyn ClusterMembers>,
     report: Option<watch::Receiver<ClusterReport>>,
     maintenance: Option<Arc<dyn StoreMaintenance>>,
+    voter: Option<Arc<Voter>>,
 }
 
 impl ClusterAccess {
@@ -26,7 +28,7 @@ impl ClusterAccess {
         root_kv: Arc<dyn KvStore>,
         cluster_members: Arc<dyn ClusterMembers>,
     ) -> ClusterAccess {
-        ClusterAccess { this_member, root_kv, cluster_members, report: None, maintenance: None }
+        ClusterAccess { this_member, root_kv, cluster_members, report: None, maintenance: None, voter: None }
     }
 
     /// The same, with the newest report of the members.
@@ -39,6 +41,28 @@ impl ClusterAccess {
     #[must_use]
     pub fn with_maintenance(self, maintenance: Arc<dyn StoreMaintenance>) -> ClusterAccess {
         ClusterAccess { maintenance: Some(maintenance), ..self }
+    }
+
+    /// The same, with the key by which this node opens the private key of the CA; without it, only one that is not sealed is used.
+    #[must_use]
+    pub fn with_voter(self, voter: Option<Arc<Voter>>) -> ClusterAccess {
+        ClusterAccess { voter, ..self }
+    }
+
+    /// This node as a voter, if the implementation seals the private key of the CA.
+    pub fn voter(&self) -> Option<Arc<Voter>> {
+        self.voter.clone()
+    }
+
+    /// The cluster's CA. It can sign if its private key is sealed to this node.
+    ///
+    /// # Errors
+    /// Those of [`ClusterCa::load_sealed`].
+    pub async fn load_ca(&self) -> Result<ClusterCa, CaError> {
+        match &self.voter {
+            Some(voter) => ClusterCa::load_sealed(self.root_kv(), voter).await,
+            None => ClusterCa::load_ca(self.root_kv()).await,
+        }
     }
 
     /// The maintenance of the store; `None` if the implementation needs none.

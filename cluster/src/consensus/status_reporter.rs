@@ -3,7 +3,7 @@
 #[cfg(feature = "etcd")]
 use std::convert::Infallible;
 #[cfg(feature = "etcd")]
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nodekeel_supervisor::Failure;
 #[cfg(feature = "etcd")]
@@ -19,12 +19,20 @@ use super::{MemberCondition, StatusWatch};
 pub(crate) struct StatusReporter<'a> {
     sender: &'a watch::Sender<MemberStatus>,
     stop_token: CancellationToken,
+    /// What keeps the member from taking part when nothing else does.
+    #[cfg(feature = "etcd")]
+    held: Mutex<Option<Arc<str>>>,
 }
 
 impl<'a> StatusReporter<'a> {
     pub(crate) fn report_starting(sender: &'a watch::Sender<MemberStatus>) -> StatusReporter<'a> {
         sender.send_replace(MemberStatus::Starting);
-        StatusReporter { sender, stop_token: CancellationToken::new() }
+        StatusReporter {
+            sender,
+            stop_token: CancellationToken::new(),
+            #[cfg(feature = "etcd")]
+            held: Mutex::default(),
+        }
     }
 
     /// Cancelled when the run ends: handles that were given out are unusable then.
@@ -99,7 +107,8 @@ impl StatusReporter<'_> {
 
     /// Reports what keeps the member from taking part at present; `None` when nothing is known to.
     pub(crate) fn report_condition(&self, condition: Option<&MemberCondition>) {
-        let reason: Option<Arc<str>> = condition.map(|condition| condition.to_string().into());
+        let held = || self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reason: Option<Arc<str>> = condition.map(|condition| condition.to_string().into()).or_else(held);
         self.sender.send_if_modified(|status| {
             // Watchers wake up, and log, only for another condition.
             if status.obstacle() == reason {
@@ -116,6 +125,15 @@ impl StatusReporter<'_> {
             };
             true
         });
+    }
+
+    /// Reports what a member that does not serve yet waits for, until it is `None`; other conditions come first.
+    pub(crate) fn hold(&self, reason: Option<&str>) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = reason.map(Into::into);
+        match reason {
+            Some(reason) => self.report_waiting(reason),
+            None => self.report_starting_again(),
+        }
     }
 
     /// Reports what the member waits for before it can start.

@@ -12,7 +12,7 @@ use super::{
     GoldenTicket, GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError,
 };
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
-use crate::pki::{CaError, ClusterCa, SubjectNames};
+use crate::pki::{CaError, CaSealing, SubjectNames};
 
 /// The time for which a step is tried again: a cluster whose leader was removed elects another one in some seconds.
 pub(super) const RETRY_WITHIN: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub enum RemovalStep {
     /// Withdraw its invitation, and remove its member: the only step that the cluster may refuse, and so the first.
     Member,
-    /// Revoke its certificates.
+    /// Revoke its certificates, and seal the private key of the CA to the other voters alone.
     Certificates,
     /// Delete the ticket that it has joined by, if it is still stored: its certificates are revoked.
     Ticket,
@@ -252,7 +252,7 @@ impl NodeRemover {
         node: &NodeId,
     ) -> Result<(Vec<Certificate>, RevocationList), NodeRemovalError> {
         let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
-        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
+        let cluster_ca = self.running.load_ca().await.map_err(failed)?;
         let issued = cluster_ca.list_issued().await.map_err(failed)?;
         Ok((issued, cluster_ca.revocation_list().await.map_err(failed)?))
     }
@@ -293,7 +293,8 @@ impl NodeRemover {
             MembershipError::QuorumLoss => NodeRemovalError::LastNode { node: node.clone() },
             other => NodeRemovalError::HandOver(other),
         })?;
-        NodeRemover::new(access).map_err(|error| {
+        // The key that signs the list of revoked certificates is sealed to this node.
+        NodeRemover::new(access.with_voter(self.running.voter())).map_err(|error| {
             NodeRemovalError::HandOver(MembershipError::Rejected {
                 operation: "open the namespaces of the cluster",
                 source: error.into(),
@@ -379,10 +380,15 @@ impl NodeRemover {
             }
             RemovalStep::Certificates => {
                 let failed = |source| NodeRemovalError::Certificates { node: id(), source };
-                let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(failed)?;
+                let cluster_ca = self.running.load_ca().await.map_err(failed)?;
                 match cluster_ca.revoke_name(node.as_str()).await {
                     Ok(_) | Err(CaError::UnknownName { .. }) => {}
                     Err(error) => return Err(failed(error)),
+                }
+                if let Some(voter) = self.running.voter() {
+                    let sealing =
+                        CaSealing::new(self.running.root_kv(), self.running.cluster_members(), voter);
+                    sealing.exclude(node.as_str()).await.map_err(failed)?;
                 }
             }
             RemovalStep::Ticket => {

@@ -6,12 +6,12 @@ use super::ticket_issuer::TICKETS_NAMESPACE;
 use super::{NODES_NAMESPACE, NodeId, NodeStore, NodeStoreError};
 use crate::consensus::ClusterAccess;
 use crate::consensus::kv::KeyRange;
-use crate::pki::{CaError, ClusterCa, SubjectNames};
+use crate::pki::{CaError, SubjectNames};
 
 /// Takes all nodes but this one out of the cluster: revokes their certificates, deletes unused tickets, and then the records.
 /// The keys of their volumes stay: an operator may still open a disk. It can be repeated.
 pub(crate) async fn expel_others(access: &ClusterAccess, this: &NodeId) -> Result<(), NodeStoreError> {
-    let cluster_ca = ClusterCa::load_ca(access.root_kv()).await.map_err(NodeStoreError::Certificates)?;
+    let cluster_ca = access.load_ca().await.map_err(NodeStoreError::Certificates)?;
     let issued = cluster_ca.list_issued().await.map_err(NodeStoreError::Certificates)?;
     let names = issued.iter().filter_map(|issued| SubjectNames::from_certificate(issued).common_name);
     let names: BTreeSet<String> = names.filter(|name| name != this.as_str()).collect();

@@ -11,7 +11,7 @@ use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, Tick
 use crate::consensus::join::{INVITATIONS, invitation_key};
 use crate::consensus::kv::{Compare, KeyRange, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{ClusterAccess, ClusterMembers, InvalidName, MembershipError, Peer, PeerUrl};
-use crate::pki::{CaError, CertificateSpec, ClusterCa};
+use crate::pki::{CaError, CertificateSpec};
 
 /// The namespace of unused tickets: module and namespace.
 pub(super) const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
@@ -26,8 +26,8 @@ const REPLACED_PREFIX: &str = "/replaces/";
 /// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
 ///
 /// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
-/// request for the same URL, also after a call that was killed, returns a ticket of the same node. The CA's private key is
-/// stored there, too. The node adds itself to the list of members when it joins.
+/// request for the same URL, also after a call that was killed, returns a ticket of the same node. The node adds itself to the list of
+/// members when it joins.
 ///
 /// # Contract
 /// - [`issue_ticket`](Self::issue_ticket) for a peer URL returns a ticket of the same node until that node
@@ -195,8 +195,7 @@ impl GoldenTicketIssuer {
         let stored = if is_damaged { None } else { stored? };
         if let Some(ticket) = &stored {
             let name = ticket.new_member().name.as_str();
-            let cluster_ca =
-                ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Revoke)?;
+            let cluster_ca = self.running.load_ca().await.map_err(TicketIssueError::Revoke)?;
             cluster_ca.revoke_name(name).await.map_err(TicketIssueError::Revoke)?;
         }
         self.delete_ticket(url).await?;
@@ -301,7 +300,7 @@ impl GoldenTicketIssuer {
         let node_certificate = template.self_sign(&node_key).map_err(TicketIssueError::Credentials)?;
         let name: crate::consensus::MemberName =
             node.as_str().parse().map_err(TicketIssueError::MemberName)?;
-        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Ca)?;
+        let cluster_ca = self.running.load_ca().await.map_err(TicketIssueError::Ca)?;
         let spec = CertificateSpec::for_member(name.clone(), address);
         let member = cluster_ca.issue_credentials(&spec).await.map_err(TicketIssueError::Ca)?;
         let revoked = cluster_ca.revocation_list().await.map_err(TicketIssueError::Ca)?;

@@ -2,7 +2,6 @@
 
 use crate::consensus::kv::{KeyRange, KvError};
 use crate::consensus::{ClusterAccess, MemberId, MembershipError, NewMember, PeerUrl};
-use crate::pki::ClusterCa;
 
 /// Checks that a running member, alone in a new cluster, meets the contract of its keys and members.
 ///
@@ -14,7 +13,8 @@ pub async fn consensus_conformance(running: &ClusterAccess) {
     check_single_member(running).await;
     check_namespaces(running).await;
     check_learners(running).await;
-    ClusterCa::load_ca(running.root_kv()).await.expect("a running cluster has its CA in its keys");
+    let cluster_ca = running.load_ca().await.expect("a running cluster has its CA in its keys");
+    assert!(cluster_ca.can_sign(), "a running member can't sign for its CA");
 }
 
 async fn check_single_member(running: &ClusterAccess) {

@@ -59,6 +59,19 @@ impl MemberRun {
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
+    /// Waits until it waits for this.
+    pub(crate) async fn wait_condition(&mut self, condition: &str) {
+        let waiting = async {
+            loop {
+                match self.status.current_status() {
+                    MemberStatus::Waiting { reason } if &*reason == condition => return,
+                    _ => drop(self.status.next_status().await.unwrap()),
+                }
+            }
+        };
+        timeout(HANG, waiting).await.expect("it waits for it");
+    }
+
     /// Why the first run failed.
     pub(crate) async fn wait_failure(&mut self) -> String {
         let failed = async {

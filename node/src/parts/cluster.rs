@@ -321,6 +321,7 @@ impl ClusterPlan {
                 etcd.grace = grace;
                 etcd.progress_period = self.config.progress_period;
                 etcd.start_record = Some(state.join(START_RECORD));
+                etcd.recovery_recipient = self.config.backup.as_ref().map(|backup| backup.recipient.clone());
                 ConsensusFactory::etcd_on_volume(etcd)
             }
             ConsensusBackend::Provided(consensus) => consensus.clone(),

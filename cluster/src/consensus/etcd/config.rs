@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::backup::Recipient;
 use crate::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT};
 
 /// etcd's configuration.
@@ -23,6 +24,9 @@ pub struct EtcdConfig {
     /// A file outside of the data volume that counts the member's starts, too: with it, data that was put back alone is
     /// recognised without another member. Default: none.
     pub start_record: Option<PathBuf>,
+    /// A key that opens the private key of the cluster's CA, besides the voters': kept offline, for when the voters are lost. That of
+    /// the voter that was started last counts, and stays if another one has none. Default: none.
+    pub recovery_recipient: Option<Recipient>,
     /// Grace period of a stop. Default: ten seconds.
     pub grace: Duration,
     /// The time without a commit after which the member proposes one itself, to see that it can. The loss of progress is
@@ -43,6 +47,7 @@ impl EtcdConfig {
             extra_args: Vec::new(),
             ready_within: Duration::from_secs(60),
             start_record: None,
+            recovery_recipient: None,
             grace: Duration::from_secs(10),
             progress_period: Duration::from_millis(2500),
         }

@@ -11,8 +11,8 @@ use zeroize::Zeroizing;
 use super::backend::{DB_PATH, stored_value};
 use super::join_claim::{JoinClaim, JoinQuestion};
 use super::version::{self, EtcdVersion};
-use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
-use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SubjectNames};
+use crate::consensus::{ConsensusError, MemberName, Peer, StartMode, StartOptions};
+use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SubjectNames, Voter};
 
 nodekeel_localstorage::layout! {
     /// The files next to the member's own directories.
@@ -23,6 +23,8 @@ nodekeel_localstorage::layout! {
         pub(super) client: PkiDir = "client_pki", 0o700;
         /// The credentials with which etcd runs alone while a cluster is restored.
         pub(super) restore_pki: PkiDir = "restore_pki", 0o700;
+        /// The key by which this voter opens the private key of the CA: an identity of age.
+        pub(super) voter_key: LayoutFile = "voter_key", 0o400;
         /// This host's claim to the member as which it joins.
         pub(super) join_claim: LayoutFile = "join_claim", 0o400;
         /// The version of the etcd that was started last with the data: `3.4` and a line feed.
@@ -83,6 +85,11 @@ impl PreparedFiles {
     /// Returns whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
+    }
+
+    /// Returns whether the CA has to sign a certificate before the member takes part at this address.
+    pub(super) fn needs_certificate(&self, address: IpAddr) -> bool {
+        self.client_credentials.is_none() || !self.is_certified_at(address)
     }
 
     /// The credentials with which this node's own client connects: its own, or the member's until it has them.
@@ -288,6 +295,19 @@ pub(super) fn remove_restore_pki(files: &EtcdDir) -> Result<(), ConsensusError> 
     let removed =
         [&pki.key, &pki.certificate, &pki.ca].into_iter().try_for_each(|file| file.remove().map(drop));
     removed.map_err(ConsensusError::backend("remove the credentials of the restore from the disk"))
+}
+
+/// This voter with its key, which is made before the member's first start.
+pub(super) fn ensure_voter(files: &EtcdDir, name: &MemberName) -> Result<Voter, ConsensusError> {
+    let file = pki_dirs(files)?.voter_key;
+    let failed = ConsensusError::backend("read the voter's key");
+    if let Some(content) = file.read_if_present().map_err(failed)? {
+        let content = Zeroizing::new(content);
+        return Voter::from_file(name.clone(), &content).map_err(ConsensusError::Ca);
+    }
+    let voter = Voter::generate(name.clone()).map_err(ConsensusError::Ca)?;
+    file.write(&voter.to_file()).map_err(ConsensusError::backend("store the voter's key"))?;
+    Ok(voter)
 }
 
 /// Stores the credentials of this node's own client.

@@ -3,6 +3,7 @@
 //! ```text
 //!  root.consensus ─┬─ etcd      the process, in a private directory
 //!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
+//!                  ├─ ca-key    keeps the private key of the CA sealed to the voters
 //!                  └─ promoter  promotes learners, where this member leads
 //! ```
 //!
@@ -14,6 +15,9 @@
 //! 3. etcd starts without data: data that an earlier run has left is removed, since no other node has seen it
 //!    yet;
 //! 4. the CA is saved into etcd, once, and removed from the disk. From now on the data is never touched.
+//!
+//! A member that joins is certified by itself, as any other: once it votes, it waits until another voter has sealed the CA's private key
+//! to it.
 //!
 //! A member that has a log asks the others, before etcd starts, whether its disk is an older copy: see `starts.rs`.
 //!
@@ -86,9 +90,9 @@ use self::version::EtcdVersion;
 use super::kv::{KeyRange, KvStore};
 use super::{
     ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
-    StartMode, StartOptions, StatusReporter, StatusWatch,
+    StartMode, StartOptions, StatusReporter, StatusWatch, StoreMaintenance,
 };
-use crate::pki::{CA_CERT_PATH, CaError, ClusterCa, PendingCa, sync_revocation_list};
+use crate::pki::{CA_CERT_PATH, CaError, CaSealing, ClusterCa, PendingCa, Voter, sync_revocation_list};
 
 nodekeel_localstorage::layout! {
     /// On a data volume: the directory of a member.
@@ -171,6 +175,7 @@ impl MemberRun<'_> {
             return self.restore_cluster(snapshot, token, version).await;
         }
         let mut prepared = self.prepare_files(start, version).await?;
+        let voter = self.load_voter().await?;
         // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
         // asks its cluster.
         address_change::check_moved(&prepared, self.member).await?;
@@ -207,7 +212,7 @@ impl MemberRun<'_> {
                 true => self.record(files::record_removal, "record the removal").await.into(),
                 false => self.process_error(broken).into(),
             }),
-            served = self.serve(prepared, &health) => served,
+            served = self.serve(prepared, voter, &health) => served,
             never = health.report_conditions(self.reporter, watched) => match never {},
             signaled = self.reporter.signal_readiness(self.ctx) => {
                 Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
@@ -221,6 +226,14 @@ impl MemberRun<'_> {
         let loaded = spawn_blocking(move || pki.load_credentials()).await;
         let loaded = loaded.map_err(ConsensusError::backend("load the member's credentials"))?;
         loaded.map(|loaded| loaded.is_some()).map_err(ConsensusError::Credentials)
+    }
+
+    /// This voter, with its key.
+    async fn load_voter(&self) -> Result<Arc<Voter>, ConsensusError> {
+        let (files, name) = (self.member.files.clone(), self.member.name.clone());
+        let voter = spawn_blocking(move || files::ensure_voter(&files, &name)).await;
+        let voter = voter.map_err(ConsensusError::backend("load the voter's key"))??;
+        Ok(Arc::new(voter.with_recovery(self.member.config.recovery_recipient.clone())))
     }
 
     async fn prepare_files(
@@ -270,7 +283,12 @@ impl MemberRun<'_> {
     }
 
     /// Serves with a running etcd, until it is canceled.
-    async fn serve(&self, mut prepared: PreparedFiles, health: &HealthWatch) -> Result<(), Failure> {
+    async fn serve(
+        &self,
+        mut prepared: PreparedFiles,
+        voter: Arc<Voter>,
+        health: &HealthWatch,
+    ) -> Result<(), Failure> {
         let LocalMember { name, .. } = self.member;
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
         let (socket, credentials) = (self.member.client_socket(), prepared.own_client());
@@ -284,19 +302,31 @@ impl MemberRun<'_> {
             .map_err(ConsensusError::backend("use the member's credentials"))?;
         // Before anything else is written: a cluster whose CA is not saved is discarded at the next start.
         let pending_ca = prepared.pending_ca.take();
-        let cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials).await?;
+        let mut cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials, &voter).await?;
+        let maintenance = Arc::new(EtcdMaintenance::new(kv.clone(), peer_client.clone()));
+        let members = EtcdMembers::new(kv).with_peer_client(peer_client);
+        let sealing = CaSealing::new(Arc::clone(&root), Arc::new(members.clone()), Arc::clone(&voter));
+        sealing.publish_key(&prepared.credentials).await.map_err(ConsensusError::Ca)?;
+        if !cluster_ca.can_sign() && prepared.needs_certificate(self.member.address) {
+            self.reporter.hold(Some("waits until another voter seals the private key of the CA to it"));
+            cluster_ca = sealing.wait_sealed().await.map_err(ConsensusError::Ca)?;
+            self.reporter.hold(None);
+        }
         // The others check the certificate when they connect, so it must precede the list that leads them
         // here.
         address_change::ensure_certificates(&cluster_ca, self.member, prepared).await?;
-        let maintenance = EtcdMaintenance::new(kv.clone(), peer_client.clone());
-        let members = EtcdMembers::new(kv).with_peer_client(peer_client);
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, cluster_ca.ca_certificate().clone())?;
+        let (keeper, by) = (Arc::clone(&maintenance), this.id);
+        self.ctx.run_child("ca-key", move |ctx| {
+            let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
+            sealing.clone().keep_sealed(ctx, keeper, by)
+        })?;
         let members: Arc<dyn ClusterMembers> = Arc::new(members);
         // The list of revoked certificates is on the disk before the node counts as a member.
         self.ctx.wait_ready(&format!("{}.crl", self.ctx.dn())).await?;
         let access = ClusterAccess::new(this, root, members).with_report(health.watch_report());
-        let access = access.with_maintenance(Arc::new(maintenance));
+        let access = access.with_maintenance(maintenance).with_voter(Some(voter));
         // Its data and a standing alarm are known before anyone relies on the member.
         if health.compare_data().await.is_none() {
             return Err(self.record_difference().await.into());
@@ -332,16 +362,18 @@ impl MemberRun<'_> {
         root: &Arc<dyn KvStore>,
         new: Option<PendingCa>,
         credentials: &Credentials,
+        voter: &Voter,
     ) -> Result<ClusterCa, ConsensusError> {
         let Some(new) = new else {
-            let cluster_ca = ClusterCa::load_ca(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
+            let cluster_ca = ClusterCa::load_sealed(Arc::clone(root), voter).await;
+            let cluster_ca = cluster_ca.map_err(ConsensusError::Ca)?;
             // Data and credentials are of different clusters: one of the two was restored to the wrong node.
             if cluster_ca.ca_certificate() != &credentials.ca {
                 return Err(ConsensusError::Ca(CaError::AnotherCa));
             }
             return Ok(cluster_ca);
         };
-        let cluster_ca = new.save_to(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
+        let cluster_ca = new.save_sealed(Arc::clone(root), voter).await.map_err(ConsensusError::Ca)?;
         let files = self.member.files.clone();
         // Only after it is saved: a kill in between leaves it on the disk, and saving it again finds it saved.
         let removed = spawn_blocking(move || files::remove_pending_ca(&files)).await;

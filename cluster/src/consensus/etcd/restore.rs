@@ -6,8 +6,8 @@
 //!    the cluster, so that a member of the lost cluster that comes back is no member of this one;
 //! 2. etcd starts with it alone, and trusts a CA that was made for this moment: the certificates of the lost cluster don't
 //!    get in, and this member has none yet;
-//! 3. the cluster's CA, whose key is in the data, certifies the member. Its credentials are stored last: with them, the next
-//!    run starts the member from its data, as at any other start.
+//! 3. a new CA takes the place of the cluster's, whose private key is sealed to voters that are lost, and certifies the member. Its
+//!    credentials are stored last: with them, the next run starts the member from its data, as at any other start.
 //!
 //! etcd 3.4's tool leaves the list of members in the database. It is emptied before: the member would ask the voters of the lost
 //! cluster about its starts, and etcd 3.6 would take them for its own.
@@ -34,7 +34,7 @@ use super::version::{self, EtcdVersion};
 use super::wait_serving;
 use crate::consensus::kv::{KeyRange, KvStore};
 use crate::consensus::{ConsensusError, MemberName, PeerUrl};
-use crate::pki::{CertificateSpec, ClusterCa, PendingCa};
+use crate::pki::{CertificateSpec, PendingCa, Voter};
 
 /// The buckets with the members of a cluster, and with the ids of those that were removed.
 const MEMBER_BUCKETS: [&[u8]; 2] = [b"members", b"members_removed"];
@@ -80,12 +80,13 @@ impl MemberRun<'_> {
         let (stored, target) = (pki.clone(), server);
         let stored = spawn_blocking(move || stored.store_credentials(&target)).await;
         stored.map_err(ConsensusError::backend(failed))?.map_err(ConsensusError::Credentials)?;
+        let voter = self.load_voter().await?;
         let mut exits = self.run_etcd(this.isolated_process(&pki, version))?;
         let restored = tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             broken = exits.wait_broken() => return Err(self.process_error(broken).into()),
-            restored = self.certify_restored(&client) => restored?,
+            restored = self.certify_restored(&client, &voter) => restored?,
         };
         let files = this.files.clone();
         let stored = spawn_blocking(move || store_pki(&files, &restored)).await;
@@ -93,7 +94,11 @@ impl MemberRun<'_> {
         Err(ConsensusError::ClusterRestored.into())
     }
 
-    async fn certify_restored(&self, client: &Credentials) -> Result<RestoredPki, ConsensusError> {
+    async fn certify_restored(
+        &self,
+        client: &Credentials,
+        voter: &Voter,
+    ) -> Result<RestoredPki, ConsensusError> {
         let this = self.member;
         let connected =
             client::connect(this.name, this.client_socket(), client, WithoutLeader::Fails).await?;
@@ -106,7 +111,9 @@ impl MemberRun<'_> {
             operation: "delete the learners of the lost cluster",
             source,
         })?;
-        let cluster_ca = ClusterCa::load_ca(root).await.map_err(ConsensusError::Ca)?;
+        // Nobody is left to whom the private key of the CA in the snapshot is sealed.
+        let new = PendingCa::generate().map_err(ConsensusError::Ca)?;
+        let cluster_ca = new.replace_in(root, voter).await.map_err(ConsensusError::Ca)?;
         // A run that was killed may have issued others: their keys no longer exist.
         let spec = CertificateSpec::for_member(this.name.clone(), this.address);
         let member = cluster_ca.issue_credentials(&spec).await.map_err(ConsensusError::Ca)?;

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use nodekeel_cluster::consensus::{ClusterAccess, Member};
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, SubjectNames};
+use nodekeel_cluster::pki::{CertificateSpec, SubjectNames};
 use rstest::rstest;
 
 use super::EtcdVersion::{self, Debian, Newest};
@@ -26,7 +26,7 @@ pub(super) async fn member_identity(
 ) -> (u64, Option<String>, String, Vec<u8>) {
     let this = running.this_member();
     let key = fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap().key.public_key().short_id();
-    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let cluster_ca = running.load_ca().await.unwrap();
     (this.id.0, this.name.clone(), key, cluster_ca.ca_certificate().der_bytes().to_vec())
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: 
     assert_eq!(this, running.this_member());
     let existing = fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap();
     assert_eq!(SubjectNames::from_certificate(&existing.certificate).ip_addresses, [fixture.address()]);
-    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let cluster_ca = running.load_ca().await.unwrap();
     assert!(
         cluster_ca.list_issued().await.unwrap().contains(&existing.certificate),
         "a certificate that can't be revoked"

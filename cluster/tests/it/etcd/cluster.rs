@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use nodekeel_cluster::consensus::{ClusterAccess, NewMember, StartOptions};
-use nodekeel_cluster::pki::ClusterCa;
 use rstest::rstest;
 
 use super::EtcdVersion::{self, Debian, Newest};
@@ -33,8 +32,7 @@ async fn a_learner_joins_and_is_promoted(#[values(Debian, Newest)] version: Etcd
     let members = two.cluster_members().list_members().await.unwrap();
     assert!(members.len() == 2 && members.iter().all(|member| !member.is_learner), "{members:?}");
     assert_eq!(members, one.cluster_members().list_members().await.unwrap());
-    let (ca, other) =
-        (ClusterCa::load_ca(one.root_kv()).await.unwrap(), ClusterCa::load_ca(two.root_kv()).await.unwrap());
+    let (ca, other) = (one.load_ca().await.unwrap(), two.load_ca().await.unwrap());
     assert_eq!(ca.ca_certificate(), other.ca_certificate());
     two.root_kv().put(b"/k", b"from the second").await.unwrap();
     assert_eq!(one.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the second");

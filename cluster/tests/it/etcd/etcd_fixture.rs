@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
 use nodekeel_cluster::consensus::{ClusterAccess, MemberName, Peer, PeerUrl, StartOptions};
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_localstorage::pki::Certificate;
 use nodekeel_localstorage::tree::{EtcdDir, IdentityDir, LayoutTarget};
 use nodekeel_localstorage::{Dir, OsFileStore};
@@ -177,7 +177,7 @@ impl EtcdFixture {
         existing: &[&EtcdFixture],
         running: &ClusterAccess,
     ) -> StartOptions {
-        let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+        let cluster_ca = running.load_ca().await.unwrap();
         let credentials = cluster_ca
             .issue_credentials(&CertificateSpec::for_member(self.name.clone(), self.address))
             .await

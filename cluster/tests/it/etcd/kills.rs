@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::{NewMember, Peer, StartMode, StartOptions};
-use nodekeel_cluster::pki::{ClusterCa, SubjectNames};
+use nodekeel_cluster::pki::SubjectNames;
 use rstest::rstest;
 
 use super::EtcdVersion::{self, Debian, Newest};
@@ -28,7 +28,7 @@ const KILLS_ENV: &str = "NODEKEEL_CLUSTER_KILLS";
 const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The moments at which the tests of a release kill.
-fn kill_moments(version: EtcdVersion) -> impl Iterator<Item = u32> {
+pub(super) fn kill_moments(version: EtcdVersion) -> impl Iterator<Item = u32> {
     let kills_at_each = std::env::var(KILLS_ENV).is_ok_and(|kills| kills == "all");
     let (first, step) = if kills_at_each { (0, 1) } else { (u32::from(version == EtcdVersion::Newest), 2) };
     (first..STEPS).step_by(step)
@@ -60,7 +60,7 @@ async fn victim() {
 }
 
 /// Starts the member, and kills it after a time; its etcd dies with it.
-async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, first: &str) {
+pub(super) async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, first: &str) {
     let [peer, client] = fixture.ports();
     let (directory, binary) = (fixture.scratch.path().display(), version.binary());
     let (name, address, binary) = (&fixture.name, fixture.address(), binary.display());
@@ -96,7 +96,7 @@ async fn a_member_killed_at_any_time_makes_one_cluster(#[values(Debian, Newest)]
         let mut node = fixture.run(fixture.bootstrap_options());
         let running = node.wait_running().await;
         worst = worst.max(started_at.elapsed());
-        let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+        let cluster_ca = running.load_ca().await.unwrap();
         for before in authorities {
             assert_eq!(&before, cluster_ca.ca_certificate(), "the member was certified by another CA");
         }

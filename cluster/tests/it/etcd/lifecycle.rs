@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use nodekeel_cluster::consensus::kv::{KeyEvent, KeyRange, KvError, ListWatchUpdate, ListWatcher};
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use rstest::rstest;
 use rustix::process::{Signal, kill_process};
@@ -62,7 +62,7 @@ async fn a_restarted_member_has_the_same_ca_and_data(#[values(Debian, Newest)] v
     let mut first = fixture.run(fixture.bootstrap_options());
     let old = first.wait_running().await;
     old.root_kv().put(b"/k", b"v").await.unwrap();
-    let ca = ClusterCa::load_ca(old.root_kv()).await.unwrap().ca_certificate().clone();
+    let ca = old.load_ca().await.unwrap().ca_certificate().clone();
     let key = || fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap().key.public_key();
     let had = key();
     first.stop().await;
@@ -71,10 +71,7 @@ async fn a_restarted_member_has_the_same_ca_and_data(#[values(Debian, Newest)] v
         let mut again = fixture.run(start);
         let running = again.wait_running().await;
         assert_eq!(running.root_kv().get(b"/k").await.unwrap().unwrap().value, b"v");
-        assert_eq!(
-            ClusterCa::load_ca(running.root_kv()).await.unwrap().ca_certificate().der_bytes(),
-            ca.der_bytes()
-        );
+        assert_eq!(running.load_ca().await.unwrap().ca_certificate().der_bytes(), ca.der_bytes());
         assert_eq!((running.this_member(), key()), (old.this_member(), had));
         again.stop().await;
     }
@@ -115,7 +112,7 @@ async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
     let (root, keys) = (running.root_kv(), KeyRange::single_key("/k"));
     let first = root.put(b"/k", b"1").await.unwrap();
     let last = root.put(b"/k", b"2").await.unwrap();
-    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let cluster_ca = running.load_ca().await.unwrap();
     let spec = CertificateSpec::for_client("client".parse().unwrap());
     let credentials = cluster_ca.issue_credentials(&spec).await.unwrap();
     let mut client =

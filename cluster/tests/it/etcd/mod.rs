@@ -1,6 +1,7 @@
 //! Consensus by a real etcd: Debian's 3.4, and the newest as a Go tool, the same tests on both.
 
 mod address_change;
+mod ca_key;
 mod cluster;
 mod etcd_fixture;
 mod kills;

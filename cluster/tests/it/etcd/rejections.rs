@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, PendingCa};
+use nodekeel_cluster::pki::{CertificateSpec, PendingCa};
 use nodekeel_localstorage::pki::Credentials;
 use rstest::rstest;
 use tokio::time::timeout;
@@ -45,7 +45,7 @@ async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
     let (fixture, node, running) = started_member(version).await;
-    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let cluster_ca = running.load_ca().await.unwrap();
     let ca = cluster_ca.ca_certificate();
     let client = cluster_ca
         .issue_credentials(&CertificateSpec::for_client("revoketest".parse().unwrap()))
@@ -67,7 +67,7 @@ async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(
 #[ignore = "needs etcd and go"]
 async fn only_client_certificates_of_the_ca_are_served(#[values(Debian, Newest)] version: EtcdVersion) {
     let (fixture, node, running) = started_member(version).await;
-    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let cluster_ca = running.load_ca().await.unwrap();
     let ca = cluster_ca.ca_certificate();
     assert!(etcd_get(&fixture, ca, None).await.is_err(), "a client without a certificate was served");
     let mut foreign = PendingCa::generate().unwrap();
@@ -110,7 +110,7 @@ async fn a_revoked_member_does_not_start_again(#[values(Debian, Newest)] version
     let second = EtcdFixture::new(version, "two");
     let mut joined = second.run(add_member(&second, &first, &one).await);
     joined.wait_running().await;
-    let cluster_ca = ClusterCa::load_ca(one.root_kv()).await.unwrap();
+    let cluster_ca = one.load_ca().await.unwrap();
     let revoked = cluster_ca.revoke_name("two").await.unwrap();
     let ca = cluster_ca.ca_certificate();
     for fixture in [&first, &second] {

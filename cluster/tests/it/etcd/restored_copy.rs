@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nodekeel_cluster::consensus::MemberStatus;
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_localstorage::pki::Credentials;
 use rstest::rstest;
 use tokio::time::timeout;
@@ -26,7 +26,7 @@ fn copy(from: &Path, to: &Path) {
 async fn restore_third(fixtures: &[EtcdFixture; 3]) -> Credentials {
     let [_, _, third] = fixtures;
     let [(run_one, one), (run_two, two), (run_three, _)] = three_members(fixtures).await;
-    let cluster_ca = ClusterCa::load_ca(one.root_kv()).await.unwrap();
+    let cluster_ca = one.load_ca().await.unwrap();
     let reader = CertificateSpec::for_client("reader".parse().unwrap());
     let reader = cluster_ca.issue_credentials(&reader).await.unwrap();
     let (data, copied) = (third.data.etcd.path(), third.scratch.path().join("copy"));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use etcd_client::Client;
 use nodekeel_cluster::consensus::MemberName;
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_localstorage::pki::RevocationList;
 use rstest::rstest;
 use tokio::time::{sleep, timeout};
@@ -140,7 +140,7 @@ async fn a_member_that_was_cut_off_deposes_no_leader(#[case] version: EtcdVersio
 async fn a_lost_list_of_revoked_certificates_is_restored_without_a_majority(#[case] version: EtcdVersion) {
     let mut voters = start_cluster(3, version).await;
     // Of a node that was removed.
-    let cluster_ca = ClusterCa::load_ca(voters[0].access().await.root_kv()).await.unwrap();
+    let cluster_ca = voters[0].access().await.load_ca().await.unwrap();
     let name: MemberName = "removed".parse().unwrap();
     let removed = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
     cluster_ca.revoke_name("removed").await.unwrap();

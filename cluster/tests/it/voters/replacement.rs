@@ -8,7 +8,6 @@ use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::consensus::{MembershipError, PeerUrl, REMOVED_NODE};
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{GoldenTicket, NodeId, NodeRemovalError, NodeReplacer, RemovalStep};
-use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_supervisor::Failure;
 use rstest::rstest;
 use tokio::time::{sleep, timeout};
@@ -51,7 +50,7 @@ pub(super) async fn assert_nodes(voters: &[Voter]) {
     assert_eq!(members.collect::<BTreeSet<_>>(), nodes, "members");
     let records = retried(async || voters[0].node().node_store().unwrap().list_records().await).await;
     assert_eq!(records.iter().map(|stored| stored.id.to_string()).collect::<BTreeSet<_>>(), nodes, "records");
-    let cluster_ca = retried(async || ClusterCa::load_ca(access.root_kv()).await).await;
+    let cluster_ca = retried(async || access.load_ca().await).await;
     let (issued, revoked) =
         (cluster_ca.list_issued().await.unwrap(), cluster_ca.revocation_list().await.unwrap());
     let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));

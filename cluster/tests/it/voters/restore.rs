@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nodekeel_cluster::backup::stage_snapshot;
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::consensus::{DEFAULT_CLIENT_PORT, MemberId};
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::pki::Credentials;
 use rstest::rstest;
@@ -42,7 +42,7 @@ async fn member_ids(voter: &Voter) -> BTreeSet<MemberId> {
 
 /// Credentials of this name, issued by the voter's cluster.
 async fn issue(voter: &Voter, name: &str) -> Credentials {
-    let cluster_ca = retried(async || ClusterCa::load_ca(voter.access().await.root_kv()).await).await;
+    let cluster_ca = retried(async || voter.access().await.load_ca().await).await;
     cluster_ca.issue_credentials(&CertificateSpec::for_client(name.parse().unwrap())).await.unwrap()
 }
 
@@ -100,7 +100,7 @@ async fn a_destroyed_cluster_is_restored_at_new_addresses_and_its_former_members
     let restored = all_keys(&first).await;
     let differs = keys.iter().filter(|(key, value)| restored.get(*key) != Some(value));
     let differs: Vec<_> = differs.map(|(key, _)| key.as_str()).collect();
-    let of_nodes = ["/etcd-ca/crl.der", "/etcd-learners/", "cluster:enrolment/nodes/", "cluster:tickets/"];
+    let of_nodes = ["/etcd-ca/", "/etcd-learners/", "cluster:enrolment/nodes/", "cluster:tickets/"];
     let others: Vec<_> =
         differs.iter().filter(|key| !of_nodes.iter().any(|prefix| key.starts_with(prefix))).collect();
     assert!(others.is_empty(), "{others:?}");

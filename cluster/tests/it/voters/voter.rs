@@ -17,7 +17,7 @@ use nodekeel_cluster::enrolment::{
 };
 use nodekeel_cluster::network::StaticNetwork;
 use nodekeel_cluster::node::GoldenTicket;
-use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Signal, kill_process};
@@ -314,7 +314,7 @@ impl Voter {
 
     /// A client of its etcd, from the test's own network.
     pub(crate) async fn client(&self) -> Client {
-        let cluster_ca = retried(async || ClusterCa::load_ca(self.access().await.root_kv()).await).await;
+        let cluster_ca = retried(async || self.access().await.load_ca().await).await;
         let name = "operator".parse().unwrap();
         let with = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
         let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", self.address());

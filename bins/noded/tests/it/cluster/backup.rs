@@ -48,7 +48,8 @@ fn assert_snapshots(member: &MemberFixture) {
     assert_eq!(taken, serde_json::json!({ "file": file, "bytes": metadata.len(), "recipient": recipient }));
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     let has = |content: &[u8], text: &[u8]| content.windows(text.len()).any(|window| window == text);
-    assert!(has(&open_snapshot(&key, Path::new(&file)), b"/etcd-ca/ca-key.der"));
+    let content = open_snapshot(&key, Path::new(&file));
+    assert!(has(&content, b"/etcd-ca/seal/ca-key.age") && !has(&content, b"/etcd-ca/ca-key.der"));
     assert!(!has(&fs::read(&file).unwrap(), b"/etcd-ca/"), "it is encrypted");
 
     // Without a recipient nothing is written; a private key is not repeated.
