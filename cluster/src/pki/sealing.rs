@@ -290,7 +290,14 @@ fn choose_recipients(
     let mut chosen: BTreeMap<_, _> = published.iter().filter(is_voter).map(owned).collect();
     match present {
         // Voters of an earlier release still need the private key as it is.
-        None if chosen.len() < voters.len() => return None,
+        None if chosen.len() < voters.len() => {
+            let missing: Vec<_> = voters.iter().filter(|name| !chosen.contains_key(*name)).collect();
+            tracing::warn!(
+                "the private key of the CA is not sealed yet, and each certificate of the cluster reads it: upgrade the \
+                 other voters, or remove those that are lost: {missing:?}"
+            );
+            return None;
+        }
         None => {}
         Some(present) => {
             for (name, key) in present.voters.iter().filter(is_voter) {

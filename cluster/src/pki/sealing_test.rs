@@ -355,3 +355,33 @@ async fn a_voter_killed_at_any_call_leaves_a_private_key_that_opens_and_the_next
         assert!(at > 5, "{at} calls");
     }
 }
+
+/// The files that the first release that seals the private key has written.
+fn golden_seal(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden/seal").join(name);
+    std::fs::read(path).unwrap()
+}
+
+#[tokio::test]
+async fn the_sealed_key_the_record_and_the_voters_key_of_the_first_release_that_seals_are_read() {
+    let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
+    for (key, file) in [
+        (CA_CERT_PATH, "ca.der"),
+        (CRL_PATH, "crl.der"),
+        (SEALED_KEY_PATH, "ca-key.age"),
+        ("/etcd-ca/seal/voters/one", "voter-one"),
+    ] {
+        root.put(key.as_bytes(), &golden_seal(file)).await.unwrap();
+    }
+    let voter = Voter::from_file("one".parse().unwrap(), &golden_seal("voter_key")).unwrap();
+    assert_eq!(*voter.to_file(), golden_seal("voter_key"));
+    assert!(ClusterCa::load_sealed(Arc::clone(&root), &voter).await.unwrap().can_sign());
+    let recovery = Identity::from_file(&golden_seal("recovery_key")).unwrap();
+    let sealed = voter.open(&golden_seal("ca-key.age")).unwrap().unwrap();
+    assert_eq!(sealed.recipients, voter.with_recovery(Some(recovery.recipient().clone())).alone());
+    let values = StoredValues::from_key_values(root.range(KeyRange::all_keys()).await.unwrap().kvs);
+    let ca = values.certificate().unwrap();
+    let list = values.revocation_list(&ca).unwrap();
+    let published = verify_record("one", &golden_seal("voter-one"), &ca, &list);
+    assert_eq!(published.as_ref(), Ok(&sealed.recipients.voters["one"]));
+}
