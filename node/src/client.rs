@@ -96,7 +96,8 @@ pub enum ConnectError {
     },
     /// The node does not admit the operator's key. It names it in its log.
     #[error(
-        "the node at {address} does not admit your key, {key}: an admin of it can add that to its api.operators, and type `nodectl reload` there"
+        "the node at {address} does not admit your key, {key}: an admin can type `nodectl operator add NAME --key {key} --role ROLE` on a node \
+         of the cluster, or add it to the node's api.operators and reload"
     )]
     UnknownOperator {
         /// `HOST:PORT`.

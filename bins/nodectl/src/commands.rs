@@ -52,7 +52,7 @@ pub(crate) enum NodeCommand {
     #[command(subcommand)]
     Storage(storage::StorageCommand),
     Images(images::ImagesArgs),
-    /// Show who may call from other machines
+    /// Manage who may call from other machines
     #[command(subcommand)]
     Operator(operator::OperatorCommand),
     Version(version::VersionArgs),

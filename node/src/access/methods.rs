@@ -59,6 +59,8 @@ pub const METHODS: &[(&str, Role)] = &[
     ("EraseStorage", Admin),
     ("Reset", Admin),
     ("Operators", Reader),
+    ("AddOperator", Admin),
+    ("RemoveOperator", Admin),
 ];
 
 /// The path of a method of the control API before its name.

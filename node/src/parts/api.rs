@@ -5,12 +5,14 @@ mod config;
 mod connections;
 mod gate;
 mod operators;
+mod records;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::tree::LayoutFile;
 use thiserror::Error;
 use tonic::{Extensions, Status};
@@ -18,7 +20,7 @@ use tonic::{Extensions, Status};
 use self::config::ApiConfig;
 use self::connections::serve_api;
 use self::operators::{Operator, OperatorSource, Operators};
-use crate::access::{InvalidKey, PrivateKey, PublicKey};
+use crate::access::{InvalidKey, InvalidRole, PrivateKey, PublicKey};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::layout::ApiLayout;
 use crate::listen_address::ListenAddress;
@@ -179,9 +181,36 @@ pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsRespo
     })
 }
 
+/// Records an operator in the cluster, or gives the recorded one another role.
+pub(crate) async fn add_operator(
+    cluster: &ClusterNode,
+    request: &v1::AddOperatorRequest,
+) -> Result<v1::AddOperatorResponse, Status> {
+    let invalid = |error: &dyn std::error::Error| Status::invalid_argument(error.to_string());
+    let key = request.key.parse().map_err(|error: InvalidKey| invalid(&error))?;
+    let role = request.role.parse().map_err(|error: InvalidRole| invalid(&error))?;
+    records::add(&*records::store(cluster)?, &request.name, key, role).await?;
+    Ok(v1::AddOperatorResponse {})
+}
+
+/// Removes the record of an operator from the cluster.
+pub(crate) async fn remove_operator(
+    running: &RunningNode,
+    cluster: &ClusterNode,
+    name: &str,
+) -> Result<v1::RemoveOperatorResponse, Status> {
+    let plan = running.plan();
+    let config = plan.config.section::<ApiConfig>(NAME);
+    let is_configured = config.is_some_and(|config| config.operators.iter().any(|known| known.name == name));
+    records::remove(&*records::store(cluster)?, name, is_configured).await?;
+    Ok(v1::RemoveOperatorResponse {})
+}
+
 /// How to admit an operator with this key.
 fn admission_hint(key: PublicKey) -> String {
-    format!("to admit it, add {{ name = NAME, key = \"{key}\", role = ROLE }} to api.operators, and reload")
+    format!(
+        "to admit it, type `nodectl operator add NAME --key {key} --role ROLE`, or add it to api.operators and reload"
+    )
 }
 
 #[cfg(test)]

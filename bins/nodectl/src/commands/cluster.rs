@@ -28,7 +28,7 @@ use crate::private_file::PrivateFile;
 use crate::wire::{non_empty, time_text};
 
 /// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
-const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Timeout of the defragmentation of one member, which takes some seconds for each gigabyte.
 const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);

@@ -1,9 +1,12 @@
 //! `operator`: who may call the node from other machines.
 
 use clap::Subcommand;
-use nodekeel_node::v1::{self, OperatorsRequest};
+use nodekeel_node::access::{PublicKey, Role};
+use nodekeel_node::v1::{self, AddOperatorRequest, OperatorsRequest, RemoveOperatorRequest};
 use serde::Serialize;
+use serde_json::json;
 
+use super::cluster::CLUSTER_TIMEOUT;
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
@@ -12,6 +15,27 @@ use crate::output::{Printer, TextStyle, escape_control};
 pub(crate) enum OperatorCommand {
     /// List operators, and the node's key
     List,
+    /// Admit an operator to the cluster's nodes
+    Add(AddArgs),
+    /// Remove an operator of the cluster
+    Remove {
+        /// Name of the operator
+        name: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AddArgs {
+    /// Name of the operator
+    name: String,
+    /// Public key of the operator
+    ///
+    /// `nodectl key new FILE` prints it.
+    #[arg(long, value_name = "KEY")]
+    key: PublicKey,
+    /// Rights: admin, operator or reader
+    #[arg(long, value_name = "ROLE")]
+    role: Role,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,8 +65,26 @@ impl OperatorCommand {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         match self {
             Self::List => list(api, printer).await,
+            Self::Add(args) => add(args, api, printer).await,
+            Self::Remove { name } => remove(name, api, printer).await,
         }
     }
+}
+
+async fn add(args: AddArgs, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.raise_timeout(CLUSTER_TIMEOUT);
+    let AddArgs { name, key, role } = args;
+    let request = AddOperatorRequest { name: name.clone(), key: key.to_string(), role: role.to_string() };
+    api.call(async |client| client.add_operator(request).await).await?;
+    let text = format!("{name} may call every node of the cluster that serves its API, as {role}");
+    printer.print_result(&json!({ "name": name, "role": role.as_str() }), &text)
+}
+
+async fn remove(name: String, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.raise_timeout(CLUSTER_TIMEOUT);
+    let request = RemoveOperatorRequest { name: name.clone() };
+    api.call(async |client| client.remove_operator(request).await).await?;
+    printer.print_result(&json!({ "removed": name }), &format!("removed {name}"))
 }
 
 async fn list(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {

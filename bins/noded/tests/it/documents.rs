@@ -7,8 +7,10 @@ use std::process::Command;
 
 use crate::harness::{noded_command, run_nodectl};
 
+const A_KEY: &str = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg";
+
 /// Words that stand for a value.
-const VALUES: [(&str, &str); 15] = [
+const VALUES: [(&str, &str); 16] = [
     ("LEVEL", "warn"),
     ("DURATION", "30s"),
     ("SECONDS", "5"),
@@ -20,7 +22,8 @@ const VALUES: [(&str, &str); 15] = [
     ("ADDRESS", "192.0.2.8"),
     ("CURSOR", "1"),
     ("HOST:PORT", "192.0.2.8:7443"),
-    ("KEY", "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg"),
+    ("KEY", A_KEY),
+    ("ROLE", "reader"),
     ("SHELL", "bash"),
     ("SIGNAL", "SIGHUP"),
     ("COMMAND", ""),
@@ -79,6 +82,7 @@ fn expand(line: &str) -> Vec<Vec<String>> {
             None if word.contains('{') => match before.as_str() {
                 "--address" => "192.0.2.8".to_owned(),
                 "--port" => "2380".to_owned(),
+                "--key" => A_KEY.to_owned(),
                 _ => "root.a".to_owned(),
             },
             None => word.to_owned(),

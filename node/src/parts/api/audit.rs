@@ -14,8 +14,10 @@ use super::{DN, admission_hint};
 use crate::access::{Role, least_role};
 use crate::caller::RemoteCaller;
 
-/// Calls that only read have a DN of their own: however many there are, they evict no entry about a change.
+/// Calls that only read, and calls that the role does not permit, have DNs of their own: however many there are, they evict no
+/// entry about an act.
 const READS_DN: &str = "root.api.reads";
+const DENIED_DN: &str = "root.api.denied";
 const CALLS_DN: &str = "root.api.calls";
 
 /// Refusals are logged this often at most. Anyone who reaches the port can be refused: the entries must not evict others.
@@ -90,8 +92,11 @@ impl Drop for Call {
             // The client has gone: whether the call has acted is in the events.
             None => "canceled".to_owned(),
         };
-        let level = if self.code == Some(Code::PermissionDenied) { Level::Warn } else { Level::Info };
-        let dn = if least_role(&self.path) == Role::Reader { READS_DN } else { CALLS_DN };
+        let (level, dn) = match self.code {
+            Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
+            _ if least_role(&self.path) == Role::Reader => (Level::Info, READS_DN),
+            _ => (Level::Info, CALLS_DN),
+        };
         let message = LogMessage::new(level, format!("{method} by {name}: {result}"))
             .with_field("operator", name.as_str())
             .with_field("role", role.as_str())

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt as _, stream};
-use nodekeel_supervisor::{AbortableConnection, Context, Runnable, listen_http};
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_supervisor::{
+    AbortableConnection, Backoff, ChildPolicy, ChildSpec, Context, RunFuture, Runnable, listen_http,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -22,6 +25,7 @@ use tonic::transport::server::Connected;
 use super::audit::Audit;
 use super::gate::admit;
 use super::operators::{Connection, Operators};
+use super::records::RecordWatch;
 use super::{ADDRESS_KEY, Api};
 use crate::access::{MismatchedKey, PublicKey, proved_key, server_config};
 use crate::control::callers::CallerNames;
@@ -40,6 +44,9 @@ const MAX_CALLS: u32 = 32;
 /// The bytes of the headers of a call.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
+/// The longest pause before the records of the cluster are read again.
+const RECORDS_BACKOFF: Duration = Duration::from_secs(1);
+
 /// A connection whose machine has gone is closed after the interval and the timeout.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,9 +62,10 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
         }
     };
     let callers = CallerNames::look_up();
+    let (node, operators) = (Arc::clone(&running), Arc::clone(&api.operators));
     let router = move |ctx: &Context| {
-        let (operators, audit) = (Arc::clone(&api.operators), Arc::clone(&audit));
-        let routes = control_router(&running, callers.clone(), ctx).layer(axum::middleware::from_fn(
+        let (operators, audit) = (Arc::clone(&operators), Arc::clone(&audit));
+        let routes = control_router(&node, callers.clone(), ctx).layer(axum::middleware::from_fn(
             move |request, next| admit(Arc::clone(&operators), Arc::clone(&audit), request, next),
         ));
         tonic::transport::Server::builder()
@@ -67,7 +75,41 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_routes(routes.into())
     };
-    nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+    let server = nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD);
+    ApiServer { server, running, api }
+}
+
+/// The server, and below it the watch of the operators in the cluster, if the node has one.
+struct ApiServer<S> {
+    server: S,
+    running: Arc<RunningNode>,
+    api: Arc<Api>,
+}
+
+impl<S: Runnable> Runnable for ApiServer<S> {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let serving = self.server.run(ctx.clone());
+        // Each part is prepared by now.
+        let records = self.running.extension::<ClusterNode>().map(|cluster| {
+            let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
+            // A node that was cut off learns of a removal soon after it is back.
+            let policy = ChildPolicy {
+                backoff: Backoff { max: RECORDS_BACKOFF, ..Backoff::default() },
+                ..ChildPolicy::default()
+            };
+            ChildSpec::new("records", watch).policy(policy)
+        });
+        Box::pin(async move {
+            if let Some(records) = records {
+                ctx.run_child_with(records)?;
+            }
+            serving.await
+        })
+    }
+
+    fn stop_timeout(&self) -> Option<Duration> {
+        self.server.stop_timeout()
+    }
 }
 
 type Connections = Pin<Box<dyn Stream<Item = io::Result<AbortableConnection<ApiConnection>>> + Send>>;

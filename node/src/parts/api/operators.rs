@@ -15,12 +15,15 @@ const MAX_CONNECTIONS: usize = 32;
 pub(super) enum OperatorSource {
     /// In `api.operators` of the configuration.
     Config,
+    /// In the cluster's store, for all of its nodes.
+    Cluster,
 }
 
 impl OperatorSource {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Config => "config",
+            Self::Cluster => "cluster",
         }
     }
 }
@@ -47,7 +50,7 @@ struct State {
 }
 
 impl State {
-    /// The operator with this key. One of the configuration comes before one of another source.
+    /// The operator with this key. One of the configuration comes before one of the cluster.
     fn find(&self, key: &PublicKey) -> Option<&Operator> {
         self.recorded.values().flatten().find(|operator| operator.key == *key)
     }

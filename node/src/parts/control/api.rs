@@ -24,7 +24,7 @@ use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::event_history::EventScope;
-use crate::parts::api::list_operators;
+use crate::parts::api::{add_operator, list_operators, remove_operator};
 use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
@@ -661,6 +661,25 @@ impl Control for ControlService {
         _: Request<v1::OperatorsRequest>,
     ) -> Result<Response<v1::OperatorsResponse>, Status> {
         Ok(Response::new(list_operators(&self.running)?))
+    }
+
+    async fn add_operator(
+        &self,
+        request: Request<v1::AddOperatorRequest>,
+    ) -> Result<Response<v1::AddOperatorResponse>, Status> {
+        let request = self.record_action(request, |request| {
+            (CLUSTER_DN, format!("operator {} with the role {}", request.name, request.role))
+        });
+        Ok(Response::new(add_operator(&self.cluster()?, &request).await?))
+    }
+
+    async fn remove_operator(
+        &self,
+        request: Request<v1::RemoveOperatorRequest>,
+    ) -> Result<Response<v1::RemoveOperatorResponse>, Status> {
+        let request = self
+            .record_action(request, |request| (CLUSTER_DN, format!("removal of operator {}", request.name)));
+        Ok(Response::new(remove_operator(&self.running, &self.cluster()?, &request.name).await?))
     }
 
     async fn reset(&self, request: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {

@@ -38,6 +38,12 @@ impl MemberFixture {
         Self { config, ports, network: network.map(|site| site.namespace(0)) }
     }
 
+    /// With more sections in its configuration.
+    pub(crate) fn with_sections(mut self, sections: &str) -> Self {
+        self.config.push_str(sections);
+        self
+    }
+
     /// With the newest release of etcd instead of Debian's.
     fn on_newest_etcd(mut self) -> Self {
         let binary = gotool::ETCD.program_path("etcd").unwrap();
@@ -143,7 +149,7 @@ pub(crate) fn create_ticket_args<'a>(address: &'a str, port: &'a str, file: &'a 
 }
 
 /// Starts both, and waits until the second has joined the first.
-fn join_cluster(
+pub(crate) fn join_cluster(
     first: &MemberFixture,
     second: &MemberFixture,
     address: &str,

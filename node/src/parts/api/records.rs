@@ -1,0 +1,282 @@
+//! The operators that a cluster has recorded, for all of its nodes.
+//!
+//! The record of an operator is at `/NAME` in the namespace `api:operators` of the cluster's store. Each node that serves its API
+//! watches them: it applies a change as soon as it learns of it, and keeps what it knew while it is cut off.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use nodekeel_cluster::consensus::kv::{
+    Compare, KeyEvent, KeyRange, KeyValue, KvError, KvStore, ListWatchUpdate, ListWatcher, Txn, TxnOp,
+};
+use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
+use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
+use prost::Message;
+use thiserror::Error;
+use tonic::Status;
+
+use super::config::is_valid_operator_name;
+use super::operators::{Operator, OperatorSource, Operators};
+use super::{Api, DN};
+use crate::access::{PublicKey, Role};
+use crate::error_chain::error_chain;
+
+/// The module and the namespace of the records.
+const NAMESPACE: (&str, &str) = ("api", "operators");
+
+/// The number of times that a change is tried again after concurrent ones.
+const ATTEMPTS: usize = 16;
+
+/// The value of a record.
+#[derive(Clone, PartialEq, Message)]
+struct OperatorRecord {
+    /// The public key, as text.
+    #[prost(string, tag = "1")]
+    key: String,
+    /// The name of the role.
+    #[prost(string, tag = "2")]
+    role: String,
+}
+
+fn record_key(name: &str) -> String {
+    format!("/{name}")
+}
+
+/// The operator of a record; `None` if it is none that this release knows, for which nobody is admitted.
+fn parse_record(kv: &KeyValue) -> Option<Operator> {
+    let name = std::str::from_utf8(kv.key.strip_prefix(b"/")?).ok()?;
+    let record = OperatorRecord::decode(&*kv.value).ok()?;
+    let (key, role) = (record.key.parse().ok()?, record.role.parse().ok()?);
+    let operator = Operator { name: name.to_owned(), key, role, source: OperatorSource::Cluster };
+    is_valid_operator_name(name).then_some(operator)
+}
+
+/// The reason why a record was not changed.
+#[derive(Debug, Error)]
+pub(super) enum RecordError {
+    #[error("invalid name {0:?} of an operator; use 1 to 64 letters, digits, '.', '_', '@' and '-'")]
+    Name(String),
+    #[error(
+        "operator {name} has another key, {key}: `nodectl operator remove {name}` first, or use another name"
+    )]
+    OtherKey { name: String, key: PublicKey },
+    #[error("operator {name} has this key: `nodectl operator remove {name}` first")]
+    KeyInUse { name: String },
+    #[error("operator {name} is not recorded in the cluster{hint}")]
+    Unknown { name: String, hint: &'static str },
+    #[error("the operators of the cluster are being changed by others: try again")]
+    Contended,
+    #[error("can't change the operators of the cluster")]
+    Store(#[source] KvError),
+}
+
+impl From<RecordError> for Status {
+    fn from(error: RecordError) -> Self {
+        let text = error_chain(&error);
+        match error {
+            RecordError::Name(_) => Self::invalid_argument(text),
+            RecordError::Contended => Self::aborted(text),
+            RecordError::Store(source) if source.is_retryable() => Self::aborted(text),
+            RecordError::Store(_) => Self::internal(text),
+            _ => Self::failed_precondition(text),
+        }
+    }
+}
+
+/// Records an operator, or gives the recorded one another role.
+pub(super) async fn add(kv: &dyn KvStore, name: &str, key: PublicKey, role: Role) -> Result<(), RecordError> {
+    if !is_valid_operator_name(name) {
+        return Err(RecordError::Name(name.to_owned()));
+    }
+    let value = OperatorRecord { key: key.to_string(), role: role.to_string() }.encode_to_vec();
+    for _ in 0..ATTEMPTS {
+        let present = kv.range(KeyRange::all_keys()).await.map_err(RecordError::Store)?.kvs;
+        let known = present.iter().find(|kv| kv.key == record_key(name).into_bytes());
+        for operator in present.iter().filter_map(parse_record) {
+            if operator.name == name && operator.key != key {
+                return Err(RecordError::OtherKey { name: operator.name, key: operator.key });
+            }
+            if operator.name != name && operator.key == key {
+                return Err(RecordError::KeyInUse { name: operator.name });
+            }
+        }
+        if known.is_some_and(|known| known.value == value) {
+            return Ok(());
+        }
+        // Only from what was read: a concurrent change is looked at again.
+        let unchanged = match known {
+            Some(known) => Compare::key_unchanged(known),
+            None => Compare::key_absent(record_key(name)),
+        };
+        let put = Txn::new().when(unchanged).then(TxnOp::put(record_key(name), &*value));
+        if kv.txn(put).await.map_err(RecordError::Store)?.succeeded {
+            return Ok(());
+        }
+    }
+    Err(RecordError::Contended)
+}
+
+/// Removes the record of an operator. A repetition is an error: the name may be mistyped.
+pub(super) async fn remove(kv: &dyn KvStore, name: &str, configured: bool) -> Result<(), RecordError> {
+    let deleted = kv.delete(KeyRange::single_key(record_key(name))).await.map_err(RecordError::Store)?;
+    if deleted > 0 {
+        return Ok(());
+    }
+    let hint = if configured {
+        ", but in the configuration: remove it from api.operators there, and reload"
+    } else {
+        ""
+    };
+    Err(RecordError::Unknown { name: name.to_owned(), hint })
+}
+
+/// The records of a node's cluster.
+#[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+pub(super) fn store(cluster: &ClusterNode) -> Result<Arc<dyn KvStore>, Status> {
+    cluster
+        .namespaced_kv(NAMESPACE.0, NAMESPACE.1)
+        .map_err(|error| Status::failed_precondition(error_chain(&error)))
+}
+
+/// Keeps the operators of the cluster current, once the node is in it.
+pub(super) struct RecordWatch {
+    pub(super) api: Arc<Api>,
+    pub(super) cluster: ClusterNode,
+}
+
+impl Runnable for RecordWatch {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let (operators, cluster) = (Arc::clone(&self.api.operators), self.cluster.clone());
+        Box::pin(async move {
+            tokio::select! {
+                canceled = ctx.canceled() => Err(canceled.into()),
+                failed = watch_cluster(&operators, &cluster, &ctx) => failed.map(|never| match never {}),
+            }
+        })
+    }
+}
+
+async fn watch_cluster(
+    operators: &Operators,
+    cluster: &ClusterNode,
+    ctx: &Context,
+) -> Result<Infallible, Failure> {
+    // The state of the run before is replaced when this one starts.
+    while cluster.wait_finished().await.is_err() {
+        cluster.wait_phase_left(EnrolmentPhase::Failed).await;
+    }
+    let kv = cluster.namespaced_kv(NAMESPACE.0, NAMESPACE.1)?;
+    let never = watch(operators, kv, || ctx.signal_ready()).await?;
+    Ok(never)
+}
+
+/// Applies the records, and each change of them. `ready` is called once they are known.
+async fn watch(
+    operators: &Operators,
+    kv: Arc<dyn KvStore>,
+    ready: impl FnOnce() -> Result<(), nodekeel_supervisor::LifecycleSignalError>,
+) -> Result<Infallible, Failure> {
+    let (mut watcher, mut records) = (ListWatcher::new(kv, KeyRange::all_keys()), BTreeMap::new());
+    let mut ready = Some(ready);
+    loop {
+        match watcher.next_update().await? {
+            ListWatchUpdate::Snapshot(present) => {
+                records = present.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
+            }
+            ListWatchUpdate::Events(events) => {
+                for event in events {
+                    match event {
+                        KeyEvent::Put(kv) => records.insert(kv.key.clone(), kv),
+                        KeyEvent::Delete { key, .. } => records.remove(&key),
+                    };
+                }
+            }
+            _ => continue,
+        }
+        let known: Vec<_> = records.values().filter_map(parse_record).collect();
+        let unknown = records.len() - known.len();
+        if unknown > 0 {
+            tracing::warn!(dn = DN, "{unknown} records of operators are not understood, and admit nobody");
+        }
+        operators.replace(OperatorSource::Cluster, known);
+        if let Some(ready) = ready.take() {
+            ready()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_cluster::consensus::memory::MemoryKv;
+
+    use super::*;
+    use crate::access::PrivateKey;
+
+    fn key() -> PublicKey {
+        PrivateKey::generate().expect("random numbers").public_key()
+    }
+
+    #[tokio::test]
+    async fn an_operator_has_one_key_and_a_key_one_operator() {
+        let (kv, alice, bob) = (MemoryKv::new(), key(), key());
+        let text = async |added: Result<(), RecordError>| added.err().map(|error| error.to_string());
+        add(&kv, "alice", alice, Role::Admin).await.expect("added");
+        let before = kv.get(b"/alice").await.expect("read");
+        add(&kv, "alice", alice, Role::Admin).await.expect("repeated");
+        assert_eq!(kv.get(b"/alice").await.expect("read"), before, "a repetition changes nothing");
+        let other = text(add(&kv, "alice", bob, Role::Admin).await).await;
+        assert!(
+            other.is_some_and(
+                |text| text.contains("has another key") && text.contains("operator remove alice")
+            )
+        );
+        let taken = text(add(&kv, "eve", alice, Role::Reader).await).await;
+        assert!(taken.is_some_and(|text| text.contains("operator alice has this key")));
+        assert!(matches!(add(&kv, "a b", bob, Role::Admin).await, Err(RecordError::Name(_))));
+        add(&kv, "alice", alice, Role::Reader).await.expect("another role");
+        let stored = kv.get(b"/alice").await.expect("read").expect("there");
+        assert_eq!(parse_record(&stored).map(|operator| operator.role), Some(Role::Reader));
+        remove(&kv, "alice", false).await.expect("removed");
+        assert!(matches!(remove(&kv, "alice", false).await, Err(RecordError::Unknown { .. })));
+        let configured = remove(&kv, "alice", true).await.expect_err("in the configuration");
+        assert!(configured.to_string().contains("api.operators"), "{configured}");
+    }
+
+    #[tokio::test]
+    async fn a_change_of_a_record_is_applied_when_it_is_made() {
+        let (kv, alice, bob) = (Arc::new(MemoryKv::new()), key(), key());
+        let operators = Arc::new(Operators::default());
+        add(&*kv, "alice", alice, Role::Admin).await.expect("added");
+        add(&*kv, "bob", bob, Role::Reader).await.expect("added");
+        let (known, is_known) = tokio::sync::oneshot::channel();
+        let watching = {
+            let (operators, kv) = (Arc::clone(&operators), Arc::clone(&kv));
+            tokio::spawn(async move {
+                let ready = || {
+                    let _ = known.send(());
+                    Ok(())
+                };
+                watch(&operators, kv, ready).await
+            })
+        };
+        is_known.await.expect("known");
+        let of_alice = operators.connect(alice).expect("admitted");
+        let of_bob = operators.connect(bob).expect("admitted");
+        remove(&*kv, "alice", false).await.expect("removed");
+        of_alice.closed().cancelled().await;
+        assert!(operators.find(&alice).is_none() && !of_bob.closed().is_cancelled());
+        add(&*kv, "bob", bob, Role::Operator).await.expect("another role");
+        of_bob.closed().cancelled().await;
+        // A record of a later release admits nobody, and hides no other.
+        let later = OperatorRecord { key: alice.to_string(), role: "auditor".into() }.encode_to_vec();
+        kv.put(b"/alice", &later).await.expect("written");
+        kv.put(b"/x", b"\xff").await.expect("written");
+        add(&*kv, "carol", key(), Role::Reader).await.expect("added");
+        let names = || operators.list().into_iter().map(|(operator, _)| operator.name).collect::<Vec<_>>();
+        while names() != ["bob", "carol"] {
+            tokio::task::yield_now().await;
+        }
+        watching.abort();
+    }
+}
