@@ -165,6 +165,13 @@ async fn a_ticket_before_and_after_its_use_and_a_snapshot_have_no_private_key_of
     retried(async || remover.remove_node(&name.parse().unwrap()).await).await;
     assert!(can_sign(&one, &first).await && !can_sign(&one, &second).await);
     joined.stop().await;
+
+    // The same looks find it where it is not sealed.
+    unseal(&one, &seed).await;
+    let client = one.load_ca().await.unwrap();
+    let client =
+        client.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).await.unwrap();
+    assert!(read_all(&first, &client).await.iter().any(|value| has(value, &seed)));
     node.stop().await;
 }
 
@@ -178,6 +185,7 @@ async fn the_private_key_of_an_earlier_release_is_sealed_by_the_last_upgrade_and
     let seed = give_ca(&fixtures[0]);
     let members = three_members(&fixtures).await;
     unseal(&members[0].1, &seed).await;
+    assert!(has(&snapshot(&members[0].1).await, &seed), "the first release has it in its snapshots");
     let mut upgraded: Vec<(MemberRun, ClusterAccess)> = Vec::new();
     for ((run, access), fixture) in members.into_iter().zip(&fixtures) {
         let plain = retried(async || access.root_kv().get(CA_KEY_PATH.as_bytes()).await).await;
