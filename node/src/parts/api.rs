@@ -99,7 +99,8 @@ impl PlannedRunnable for ApiPlan {
         let key = Arc::new(load_key(&node.create_node_layout::<ApiLayout>()?.api.key)?);
         let operators = Arc::new(Operators::default());
         operators.replace(OperatorSource::Config, self.operators());
-        let api = Arc::new(Api { address: self.0.address, key, operators });
+        let ApiConfig { address, cluster_operators, .. } = self.0;
+        let api = Arc::new(Api { address, key, operators, cluster_operators });
         node.extensions().insert(Arc::clone(&api));
         Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
     }
@@ -110,7 +111,8 @@ impl PlannedRunnable for ApiPlan {
 
     fn is_applicable(&self, new: &dyn PlannedRunnable) -> bool {
         let new: &dyn std::any::Any = new;
-        new.downcast_ref::<Self>().is_some_and(|new| new.0.address == self.0.address)
+        let operators = self.0.operators.clone();
+        new.downcast_ref::<Self>().is_some_and(|new| Self(ApiConfig { operators, ..new.0.clone() }) == *self)
     }
 
     fn apply(&self, extensions: &Extensions) {
@@ -126,6 +128,7 @@ pub(crate) struct Api {
     address: SocketAddr,
     key: Arc<PrivateKey>,
     operators: Arc<Operators>,
+    cluster_operators: bool,
 }
 
 /// The reason why the node has no key for its API.
@@ -209,7 +212,8 @@ pub(crate) async fn remove_operator(
 /// How to admit an operator with this key.
 fn admission_hint(key: PublicKey) -> String {
     format!(
-        "to admit it, type `nodectl operator add NAME --key {key} --role ROLE`, or add it to api.operators and reload"
+        "to admit it, add it to api.operators and reload, or type `nodectl operator add NAME --key {key} --role ROLE`, \
+         with api.cluster_operators"
     )
 }
 

@@ -76,7 +76,7 @@ async fn add(args: AddArgs, api: &mut ApiClient, printer: &mut Printer) -> Resul
     let AddArgs { name, key, role } = args;
     let request = AddOperatorRequest { name: name.clone(), key: key.to_string(), role: role.to_string() };
     api.call(async |client| client.add_operator(request).await).await?;
-    let text = format!("{name} may call every node of the cluster that serves its API, as {role}");
+    let text = format!("{name} may call, as {role}, each node of the cluster with api.cluster_operators");
     printer.print_result(&json!({ "name": name, "role": role.as_str() }), &text)
 }
 

@@ -245,7 +245,8 @@ fn an_operator_of_the_cluster_loses_its_streams_on_every_node_a_second_after_the
     let [alice, rita] = [(); 2].map(|()| OperatorHome::new());
     let [of_alice, of_rita] = [&alice, &rita].map(OperatorHome::make_key);
     let section = |port: &ReservedPort, operators: &str| {
-        format!("[api]\naddress = \"{}\"\noperators = [{operators}]\n", port.socket_address())
+        let address = port.socket_address();
+        format!("[api]\naddress = \"{address}\"\ncluster_operators = true\noperators = [{operators}]\n")
     };
     let entry = format!("{{ name = \"alice\", key = \"{of_alice}\", role = \"admin\" }}");
     let first = MemberFixture::new().with_sections(&section(&ports[0], &entry));

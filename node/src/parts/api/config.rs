@@ -20,6 +20,9 @@ pub(super) struct ApiConfig {
     pub(super) address: SocketAddr,
     #[serde(default)]
     pub(super) operators: Vec<OperatorConfig>,
+    /// Admits the operators that the cluster has recorded, too. Who can write to its store can record one.
+    #[serde(default)]
+    pub(super) cluster_operators: bool,
 }
 
 /// An entry of `api.operators`.

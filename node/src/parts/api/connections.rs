@@ -79,7 +79,7 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
     ApiServer { server, running, api }
 }
 
-/// The server, and below it the watch of the operators in the cluster, if the node has one.
+/// The server, and below it the watch of the operators in the cluster, if the node admits them.
 struct ApiServer<S> {
     server: S,
     running: Arc<RunningNode>,
@@ -90,7 +90,8 @@ impl<S: Runnable> Runnable for ApiServer<S> {
     fn run(&self, ctx: Context) -> RunFuture {
         let serving = self.server.run(ctx.clone());
         // Each part is prepared by now.
-        let records = self.running.extension::<ClusterNode>().map(|cluster| {
+        let cluster = self.running.extension::<ClusterNode>().filter(|_| self.api.cluster_operators);
+        let records = cluster.map(|cluster| {
             let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
             // A node that was cut off learns of a removal soon after it is back.
             let policy = ChildPolicy {
