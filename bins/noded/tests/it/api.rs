@@ -154,9 +154,15 @@ fn an_operator_who_is_removed_or_has_another_role_has_no_stream_a_second_later()
         let of = |operator: &Value| operator["connections"].as_u64().unwrap();
         listed["operators"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
     };
-    wait("three streams", || Ok(anyhow::ensure!(connections() == [1, 1, 1], "{:?}", connections())));
+    wait("three streams", || {
+        anyhow::ensure!(connections() == [1, 1, 1], "{:?}", connections());
+        Ok(())
+    });
     let reads = || node.nodectl(&["logs", "root.api.reads"]).stdout.lines().count();
-    wait("three calls", || Ok(anyhow::ensure!(reads() >= 3, "{}", reads())));
+    wait("three calls", || {
+        anyhow::ensure!(reads() >= 3, "{}", reads());
+        Ok(())
+    });
 
     // rita goes, olga gets another role; alice stays.
     node.write_config(&config(&port, &[("olga", &keys[1], "reader"), ("alice", &keys[2], "admin")]));
@@ -261,7 +267,8 @@ fn an_operator_of_the_cluster_loses_its_streams_on_every_node_a_second_after_the
     alice.nodectl(&["operator", "add", "rita", "--key", &of_rita, "--role", "reader"]).output();
     wait("the operator on the other node", || {
         let ended = rita.nodectl(&["tree"]);
-        Ok(anyhow::ensure!(ended.code == Some(0), "{ended:#?}"))
+        anyhow::ensure!(ended.code == Some(0), "{ended:#?}");
+        Ok(())
     });
     let other = alice.nodectl(&["operator", "add", "eve", "--key", &of_rita, "--role", "admin"]);
     other.assert_fails_in_a_line(1, "operator rita has this key");
@@ -273,7 +280,10 @@ fn an_operator_of_the_cluster_loses_its_streams_on_every_node_a_second_after_the
         let mut command = rita.command(&["logs", "-f", "--children", "root"]);
         let stream = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let is_open = || two.ask_json(&["operator", "list"])["operators"][0]["connections"] == 1;
-        wait("the stream", || Ok(anyhow::ensure!(is_open(), "no stream as {role}")));
+        wait("the stream", || {
+            anyhow::ensure!(is_open(), "no stream as {role}");
+            Ok(())
+        });
         stream
     };
     // Another role, and then no more.
