@@ -58,11 +58,25 @@ fn expected_values() -> BTreeMap<String, String> {
         .collect()
 }
 
+/// The private key of the CA in etcd's database as the first release stored it: 32 bytes, the seed.
+fn stored_ca_key(database: &[u8]) -> Vec<u8> {
+    const KEY: &[u8] = b"/etcd-ca/ca-key.der";
+    // The value of 64 bytes in the record of the key. *Source:* `KeyValue` in etcd's kv.proto.
+    const VALUE: &[u8] = &[0x2a, 0x40];
+    let key = database.windows(KEY.len()).position(|window| window == KEY).expect("the key");
+    let record = &database[key + KEY.len()..];
+    let value = record.windows(VALUE.len()).position(|window| window == VALUE).expect("its value");
+    record[value + VALUE.len()..][..32].to_vec()
+}
+
 #[test]
 #[ignore = "needs etcd"]
 fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_same_cluster() {
     let expected = expected_values();
-    let (noded, _port) = start_member(unpack_data("bootstrapped.tar.gz"), PEER_PORTS[0]);
+    let scratch = unpack_data("bootstrapped.tar.gz");
+    let database = scratch.path().join("data/data/cluster/etcd/data/member/snap/db");
+    let seed = stored_ca_key(&fs::read(&database).unwrap());
+    let (noded, _port) = start_member(scratch, PEER_PORTS[0]);
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["state"], "Running", "{status}");
     assert_eq!(status["node"], expected["node"].as_str(), "{status}");
@@ -70,6 +84,17 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
     assert_eq!(status["history"], serde_json::json!(["New", "Restarting", "Running"]));
     assert_json_paths("cluster status", &[status]);
     assert_json_paths("cluster members", &[noded.ask_json(&["cluster", "members"])]);
+
+    // The private key of its CA, which was in the database as it is, is sealed, and leaves no trace there.
+    let has = |part: &[u8]| {
+        let content = fs::read(&database)?;
+        anyhow::Ok(content.windows(part.len()).any(|window| window == part))
+    };
+    wait("a database without the private key", || {
+        anyhow::ensure!(!has(&seed)?, "it is still there");
+        Ok(())
+    });
+    assert!(has(b"/etcd-ca/seal/ca-key.age").unwrap());
 
     // A node with an unused ticket of the first release joins by the learner that is listed for it, and gets its vote:
     // the ticket is not requested again.
