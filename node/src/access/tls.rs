@@ -7,9 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
-use tokio_rustls::rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature_with_raw_key,
-};
+use tokio_rustls::rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls13_signature_with_raw_key};
 use tokio_rustls::rustls::pki_types::{
     CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
@@ -191,7 +189,7 @@ pub(crate) fn server_config(
     node_key: &PrivateKey,
     admitted: Arc<dyn AdmittedKeys>,
 ) -> Result<Arc<ServerConfig>, Error> {
-    let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
+    let provider = Arc::new(ring::default_provider());
     let operators = KnownOperators { admitted, algorithms: provider.signature_verification_algorithms };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
