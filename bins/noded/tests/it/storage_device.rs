@@ -5,6 +5,7 @@ use std::io::{Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nodekeel_localstorage::mount::mount_table;
@@ -18,6 +19,9 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, check, wait};
+
+/// An operator knows that something is wrong within 5 s; in an emulated guest, beside other work, it takes several times as long.
+pub(crate) const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// Nodes of one host need different names of their mappings, and noded has one name.
 static ONE_NODE: Mutex<()> = Mutex::const_new(());

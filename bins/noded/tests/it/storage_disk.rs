@@ -18,7 +18,7 @@ use testbed::{ScratchDir, command_output};
 use tokio::time::timeout;
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, node_command, nodectl_path, wait};
-use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
+use crate::storage_device::{DeviceFixture, DeviceNode, TOLD_WITHIN, mebibytes_of_file_system, wipe_device};
 
 const NOT_ENCRYPTED: &str = "encryption = \"none\"\n";
 const LOCAL: &str = "encryption = \"encrypted\"\nkeys = \"local\"\n";
@@ -367,12 +367,12 @@ fn change_below(mapping: &str, file: &Path) {
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }
 
-/// Reads a file that was changed, and returns the node's problem, which is there within five seconds.
+/// Reads a file that was changed, and returns the node's problem, which is there in time.
 async fn wait_told(node: &mut DeviceNode, file: &Path) {
     let read = fs::read(file).unwrap_err();
     assert_eq!(read.raw_os_error(), Some(nix::libc::EIO), "{read}");
     let (problem, elapsed) = wait_faults(node, true).await;
-    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+    assert!(elapsed < TOLD_WITHIN, "{elapsed:?}");
     assert!(problem.contains("reads of data that nobody with its key has written: dm-"), "{problem}");
     assert!(problem.contains("sector"), "{problem}");
 }
@@ -551,7 +551,7 @@ async fn a_scrub_finds_blocks_that_nobody_reads_and_keeps_no_volume_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "sampled: needs kernel with a disk of 1 GiB"]
-async fn a_pulled_disk_closes_the_volume_everywhere_within_five_seconds() {
+async fn a_pulled_disk_closes_the_volume_everywhere_at_once() {
     let fixture = DeviceFixture::new(384).await;
     let mut node = fixture.start(LOCAL).await;
     node.wait_open().await;
@@ -560,7 +560,7 @@ async fn a_pulled_disk_closes_the_volume_everywhere_within_five_seconds() {
     let began = Instant::now();
     fixture.pull_disk();
     let status = node.wait_status(|status| status.state != "open").await;
-    assert!(began.elapsed() < Duration::from_secs(5), "{status:?}");
+    assert!(began.elapsed() < TOLD_WITHIN, "{status:?}");
     let is_told = async {
         while let Some(answer) = events.message().await.unwrap() {
             if format!("{answer:?}").contains("the kernel has removed the disk") {
@@ -569,7 +569,7 @@ async fn a_pulled_disk_closes_the_volume_everywhere_within_five_seconds() {
         }
     };
     timeout(TEST_TIMEOUT, is_told).await.expect("an event");
-    assert!(began.elapsed() < Duration::from_secs(5), "{status:?}");
+    assert!(began.elapsed() < TOLD_WITHIN, "{status:?}");
     let storage = node.node.snapshot().into_iter().find(|status| &*status.dn == "root.storage").unwrap();
     assert_ne!(storage.state, nodekeel_supervisor::RunnableState::Ready, "{storage:?}");
     let (problem, hint) = node.storage_health().await;

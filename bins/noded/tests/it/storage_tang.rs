@@ -6,12 +6,8 @@ use std::time::{Duration, Instant};
 use nodekeel_node::v1::{RotateStorageKeysRequest, StorageResponse};
 use testbed::TangServer;
 
-use crate::storage_device::{DeviceFixture, DeviceNode};
+use crate::storage_device::{DeviceFixture, DeviceNode, TOLD_WITHIN};
 use crate::storage_keys::{key_conditions, slots};
-
-/// An operator knows that something is wrong within 5 s; the start of a node in an emulated guest takes several times as long
-/// beside other guests.
-const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// The slots of the volume once a Tang server keeps the other half of its key.
 async fn stored_slots(node: &mut DeviceNode) -> Vec<String> {
