@@ -197,7 +197,7 @@ fn rules_between_services_name_the_field_too() {
     assert_rejected([
         (
             service_config("depends_on = [\"etcd\", \"b\"]"),
-            ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: metrics, ",
+            ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: api, metrics, ",
         ),
         (
             service_config("restart_with_dependencies = true"),

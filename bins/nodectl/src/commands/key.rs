@@ -21,7 +21,7 @@ const MAX_KEY_BYTES: u64 = 4096;
 pub(crate) enum KeyCommand {
     /// Make a key pair; print its public key
     New {
-        /// File of the private key, which must not exist
+        /// Output file; must not exist
         file: PathBuf,
     },
     /// Print the public key of a private key
