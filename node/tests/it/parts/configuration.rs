@@ -57,7 +57,7 @@ fn parts_are_replaced_and_removed_by_name() {
     );
     assert_rejected(
         empty().without("containrd"),
-        "unknown part \"containrd\"; known: control, metrics, kernel, storage, etcd, network",
+        "unknown part \"containrd\"; known: control, api, metrics, kernel, storage, etcd, network",
     );
     // Another network has the address from elsewhere; the shipped one needs a key.
     let cluster = || {

@@ -135,7 +135,7 @@ async fn what_depends_on_a_part_of_a_runnable_that_is_done_stops_before_the_runn
 #[test]
 fn a_part_that_depends_on_a_removed_one_is_rejected_by_name() {
     let (stopped, _) = mpsc::unbounded_channel();
-    let says = "test.toml: unknown service \"box.init\" in the dependencies of user; known: metrics, ";
+    let says = "test.toml: unknown service \"box.init\" in the dependencies of user; known: api, metrics, ";
     assert_rejected(ntp_node("").1.with(user_part(stopped)), says);
     // The operator may name what the part names too.
     let entry = DependencyEntry::of_part(&NtpPart, &NodedConfig::default()).after(["a"]).after(["a", "b"]);
