@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::buffer::spare_capacity;
 use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -86,7 +87,7 @@ impl StreamReader {
         loop {
             tokio::select! {
                 readable = self.source.readable() => {
-                    if readable.is_err() || self.read(READS_IN_A_ROW) {
+                    if readable.is_err() || self.read(READS_IN_A_ROW, pipe::Receiver::try_read_buf) {
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -94,7 +95,7 @@ impl StreamReader {
                 () = ended.cancelled() => {
                     // All that the process has written is in the pipe. A survivor that keeps writing must not hold up
                     // the exit.
-                    self.read(MAX_FINAL_BYTES / READ_SIZE);
+                    self.read(MAX_FINAL_BYTES / READ_SIZE, read_now);
                     break;
                 }
             }
@@ -104,11 +105,15 @@ impl StreamReader {
 
     /// Returns whether the stream has ended. The buffer exists only while there is output: an idle process
     /// needs no memory for it.
-    fn read(&mut self, times: usize) -> bool {
+    fn read(
+        &mut self,
+        times: usize,
+        read: impl Fn(&pipe::Receiver, &mut Vec<u8>) -> io::Result<usize>,
+    ) -> bool {
         let mut buffer = Vec::with_capacity(READ_SIZE);
         for _ in 0..times {
             buffer.clear();
-            match self.source.try_read_buf(&mut buffer) {
+            match read(&self.source, &mut buffer) {
                 Ok(0) => return true,
                 Ok(_) => {
                     // Bytes that the sink rejects are lost; the process continues.
@@ -125,6 +130,12 @@ impl StreamReader {
         }
         false
     }
+}
+
+/// Reads what is in the pipe. tokio's own read finds nothing until the runtime has been told of it, which may be after the end of
+/// the process.
+fn read_now(source: &pipe::Receiver, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    Ok(rustix::io::read(source, spare_capacity(buffer))?)
 }
 
 /// The last lines of two streams, in the order of their completion.
@@ -201,6 +212,8 @@ pub(super) fn sanitize_line(line: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::pipe::{PipeFlags, pipe_with};
+
     use super::*;
 
     fn lines(chunks: &[(usize, &str)]) -> Vec<String> {
@@ -209,6 +222,19 @@ mod tests {
             tail.append_chunk(*stream, chunk.as_bytes());
         }
         tail.lines()
+    }
+
+    /// The end of a process may be known before the runtime has looked at its pipes.
+    #[tokio::test]
+    async fn what_was_written_before_the_end_is_read_even_if_nothing_has_told_of_it() {
+        let pipes = [(); 2].map(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap());
+        let [(out, to_out), (err, to_err)] = pipes;
+        let readers = OutputReaders::start([out, err], OutputTarget::Nowhere).unwrap();
+        rustix::io::write(&to_out, b"stuck\n").unwrap();
+        rustix::io::write(&to_err, b"why").unwrap();
+        // A writer that survives does not hold it up.
+        drop(to_err);
+        assert_eq!(readers.finish().await.0, ["stuck", "why"]);
     }
 
     #[test]
