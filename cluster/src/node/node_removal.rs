@@ -96,6 +96,15 @@ pub enum NodeRemovalError {
         /// The cause.
         source: MembershipError,
     },
+    /// No other voter can open the private key of the cluster's CA, without which no node could be added or removed any more.
+    #[error(
+        "node {node} is the only voter that can open the private key of the cluster's CA: replace the others before, by \
+         `nodectl cluster replace NODE`"
+    )]
+    OnlySigner {
+        /// The node.
+        node: NodeId,
+    },
     /// Its certificates could not be revoked.
     #[error("can't revoke the certificates of node {node}")]
     Certificates {
@@ -153,6 +162,7 @@ impl NodeRemovalError {
         match self {
             Self::ThisNode { .. }
             | Self::LastNode { .. }
+            | Self::OnlySigner { .. }
             | Self::LeftBehind { .. }
             | Self::Unknown { .. }
             | Self::NoAddress { .. }
@@ -267,6 +277,13 @@ impl NodeRemover {
         let node = self.this_node()?;
         let deadline = Instant::now() + RETRY_WITHIN;
         let elsewhere = retry_until(deadline, || self.hand_over(&node)).await?;
+        if let Some(sealing) = self.sealing() {
+            let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
+            let stays = async || sealing.has_other_opener(node.as_str()).await.map_err(failed);
+            if !retry_until(deadline, stays).await? {
+                return Err(NodeRemovalError::OnlySigner { node });
+            }
+        }
         for step in RemovalStep::LEAVING {
             let done = retry_until(deadline, || elsewhere.run_step(&node, step)).await;
             done.map_err(|error| match step {
@@ -285,6 +302,12 @@ impl NodeRemover {
                 source: error.into(),
             })
         })
+    }
+
+    /// The CA's private key, as this node sees it if it is a voter.
+    fn sealing(&self) -> Option<CaSealing> {
+        let voter = self.running.voter()?;
+        Some(CaSealing::new(self.running.root_kv(), self.running.cluster_members(), voter))
     }
 
     /// The same work, done by another voter.
@@ -369,6 +392,11 @@ impl NodeRemover {
         let id = || node.clone();
         match step {
             RemovalStep::Member => {
+                // Otherwise the next step, which has to sign, could not follow.
+                let failed = |source| NodeRemovalError::Certificates { node: id(), source };
+                if !self.running.load_ca().await.map_err(failed)?.can_sign() {
+                    return Err(failed(CaError::Sealed));
+                }
                 // Before: a node that has not joined yet would add itself again.
                 let withdrawn = self.tickets.withdraw_invitation_of(node).await;
                 withdrawn.map_err(|source| NodeRemovalError::Ticket { node: id(), source })?;
@@ -385,9 +413,7 @@ impl NodeRemover {
                     Ok(_) | Err(CaError::UnknownName { .. }) => {}
                     Err(error) => return Err(failed(error)),
                 }
-                if let Some(voter) = self.running.voter() {
-                    let sealing =
-                        CaSealing::new(self.running.root_kv(), self.running.cluster_members(), voter);
+                if let Some(sealing) = self.sealing() {
                     sealing.exclude(node.as_str()).await.map_err(failed)?;
                 }
             }

@@ -49,8 +49,9 @@ pub enum CaError {
     },
     /// The private key is sealed, and not to this voter. A voter that can open it seals it to this one while both run.
     #[error(
-        "the private key of the cluster's CA is not sealed to this node, which so can't sign: start the other voters, one of \
-         which seals it to this node within seconds, or type the command on another voter"
+        "the private key of the cluster's CA is not sealed to this node, which so can't sign: start the other voters, which seal it \
+         to a new voter within seconds; if they run, this node has lost the voter key that it joined with: replace it by \
+         `nodectl cluster replace NODE` on another voter"
     )]
     Sealed,
     /// The sealed private key is damaged: restore it from a backup.
@@ -65,7 +66,9 @@ pub enum CaError {
         source: BoxError,
     },
     /// The file with this voter's key is damaged.
-    #[error("the file with this voter's key is damaged: replace this node")]
+    #[error(
+        "the file with this voter's key, voter_key beside its credentials, is damaged: replace this node by `nodectl cluster replace NODE` on another voter"
+    )]
     MalformedVoterKey,
     /// The list of members could not be read, or the history of this member's database not erased. A retry may help.
     #[error("can't seal the private key of the cluster's CA to its voters")]

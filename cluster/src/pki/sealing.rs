@@ -101,6 +101,23 @@ impl CaSealing {
         }
     }
 
+    /// Returns whether the private key stays open to a voter if this one leaves: it is sealed to the published key of another one.
+    ///
+    /// # Errors
+    /// [`CaError::Store`], [`CaError::Members`]; an error that names an invalid stored value.
+    pub(crate) async fn has_other_opener(&self, leaver: &str) -> Result<bool, CaError> {
+        let state = self.read_state().await?;
+        let (published, voters) = (state.published_keys()?, self.voter_names().await?);
+        let stays = |(name, key): (&String, &Recipient)| {
+            name != leaver && voters.contains(name) && published.get(name) == Some(key)
+        };
+        Ok(match state.values.key_state(Some(&self.voter))? {
+            KeyState::Plain(_) => true,
+            KeyState::Opened(sealed) => sealed.recipients.voters.iter().any(stays),
+            KeyState::Closed => false,
+        })
+    }
+
     async fn follow_voters(
         &self,
         maintenance: &dyn StoreMaintenance,
@@ -111,6 +128,10 @@ impl CaSealing {
         loop {
             follow.next_update().await.map_err(CaError::store_error("watch the voters' keys"))?;
             self.seal(recovery).await?;
+            // It had it when it joined: the others seal it to no other key of this voter, which health names.
+            if !ClusterCa::load_sealed(Arc::clone(&self.root), &self.voter).await?.can_sign() {
+                return Err(CaError::Sealed);
+            }
             self.erase_history(maintenance, member).await?;
             // Voters with other configurations would replace each other's for ever.
             recovery = None;

@@ -234,6 +234,19 @@ async fn a_joiner_gets_the_private_key_and_a_removed_voter_loses_it() {
     cluster.publish(&two).await;
     cluster.sealing(&one).seal(None).await.unwrap();
     assert!(!cluster.can_sign(&two).await);
+    // A voter that has lost its key publishes another one, to which nobody seals: it is none that may stay alone.
+    assert!(cluster.sealing(&three).has_other_opener("three").await.unwrap());
+    let again =
+        Node { voter: Arc::new(Voter::generate("one".parse().unwrap()).unwrap()), member: one.member };
+    cluster.publish(&again).await;
+    cluster.sealing(&three).seal(None).await.unwrap();
+    assert!(!cluster.can_sign(&again).await);
+    assert!(!cluster.sealing(&three).has_other_opener("three").await.unwrap());
+    assert!(!cluster.sealing(&again).has_other_opener("one").await.unwrap(), "it can't tell");
+    let lost = cluster.sealing(&again).follow_voters(&Databases::default(), MemberId(1)).await;
+    assert!(matches!(lost, Err(CaError::Sealed)), "health names it");
+    let one = Node { member: again.member, ..one };
+    cluster.publish(&one).await;
     // The last step of a node that leaves: it still has the key, and is no voter.
     cluster.set_voters(&["one"]);
     cluster.sealing(&three).exclude("three").await.unwrap();
