@@ -100,6 +100,12 @@ pub enum RecoveryError {
     /// It is a learner: it may have a part of the data, and has acknowledged nothing.
     #[error("this member is a learner, which may lack data: recover the cluster on a voter")]
     Learner,
+    /// It can't open the private key of the CA, without which nothing of the others could be removed, and no node added.
+    #[error(
+        "this member has lost the voter key that it joined with, and can't open the private key of the cluster's CA: recover \
+         the cluster from another voter, or restore it from a snapshot by `nodectl cluster restore FILE`"
+    )]
+    Sealed,
     /// So many voters answer that they are a majority with this one.
     #[error(
         "a majority of the voters answers with this one ({answering}): nothing is lost; remove those that are \

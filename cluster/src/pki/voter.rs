@@ -79,7 +79,7 @@ impl Voter {
     }
 
     /// Opens the CA's private key; `None` if it is not sealed to this voter.
-    pub(super) fn open(&self, sealed: &[u8]) -> Result<Option<SealedKey>, CaError> {
+    pub(crate) fn open(&self, sealed: &[u8]) -> Result<Option<SealedKey>, CaError> {
         let content = match self.identity.open(sealed) {
             Ok(content) => content,
             Err(OpenError::OtherRecipients) => return Ok(None),
@@ -183,7 +183,7 @@ impl Recipients {
 
 /// The content of the sealed file.
 #[derive(Debug)]
-pub(super) struct SealedKey {
+pub(crate) struct SealedKey {
     pub(super) key: PrivateKey,
     pub(super) recipients: Recipients,
 }

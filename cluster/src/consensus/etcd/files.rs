@@ -12,7 +12,7 @@ use super::backend::{DB_PATH, stored_value};
 use super::join_claim::{JoinClaim, JoinQuestion};
 use super::version::{self, EtcdVersion};
 use crate::consensus::{ConsensusError, MemberName, Peer, StartMode, StartOptions};
-use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SubjectNames, Voter};
+use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SEALED_KEY_PATH, SubjectNames, Voter};
 
 nodekeel_localstorage::layout! {
     /// The files next to the member's own directories.
@@ -168,18 +168,30 @@ fn has_revocation_list(files: &EtcdDir) -> Result<bool, ConsensusError> {
 /// It is no older than the file that is missing, which was written from the same data. Like that one, it may lack what was
 /// revoked while the member was off: the member receives that with its first data.
 fn restore_revocation_list(files: &EtcdDir, ca: &Certificate) -> Result<(), ConsensusError> {
-    let failed = "read the list of revoked certificates in etcd's data";
-    let stored = match files.data.open().and_then(|data| data.open_file(DB_PATH)) {
-        Ok(file) => stored_value(&file, CRL_PATH.as_bytes()).map_err(ConsensusError::backend(failed))?,
-        Err(error) if error.is_not_found() => None,
-        Err(error) => return Err(ConsensusError::backend(failed)(error)),
-    };
+    let stored = stored_key(files, CRL_PATH, "read the list of revoked certificates in etcd's data")?;
     // One that this CA has not signed is none.
     let Some(list) = stored.and_then(|stored| RevocationList::from_der(&stored, ca).ok()) else {
         return Ok(());
     };
     tracing::warn!("the list of revoked certificates was missing: restored it from etcd's data");
     files.store_revocation_list(&list).map_err(ConsensusError::Credentials)
+}
+
+/// The value of a key in etcd's data, as far as its database has it.
+fn stored_key(files: &EtcdDir, key: &str, failed: &'static str) -> Result<Option<Vec<u8>>, ConsensusError> {
+    match files.data.open().and_then(|data| data.open_file(DB_PATH)) {
+        Ok(file) => stored_value(&file, key.as_bytes()).map_err(ConsensusError::backend(failed)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(ConsensusError::backend(failed)(error)),
+    }
+}
+
+/// Returns whether this voter can open the CA's private key as etcd's data has it, or it is not sealed there.
+pub(super) fn opens_ca_key(files: &EtcdDir, name: &MemberName) -> Result<bool, ConsensusError> {
+    let sealed = stored_key(files, SEALED_KEY_PATH, "read the CA's private key in etcd's data")?;
+    let Some(sealed) = sealed else { return Ok(true) };
+    let opened = ensure_voter(files, name)?.open(&sealed).map_err(ConsensusError::Ca)?;
+    Ok(opened.is_some())
 }
 
 /// The question of a member that joins, before it starts: see [`join_claim`](super::join_claim).

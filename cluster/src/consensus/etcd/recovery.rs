@@ -54,6 +54,7 @@ pub(super) struct EtcdRecovery {
 struct Survey {
     own: StartNumber,
     is_learner: bool,
+    opens_ca_key: bool,
     others: Vec<ListedMember>,
     seen: BTreeMap<String, StartNumber>,
     errors: BTreeMap<String, NoAnswer>,
@@ -147,10 +148,11 @@ impl EtcdRecovery {
         let (files, name) = (self.files.clone(), self.name.clone());
         let read = spawn_blocking(move || {
             let facts = read_disk(&files, &files::pki_dirs(&files)?.start, &name)?;
-            Ok::<_, ConsensusError>((facts, load_credentials(&files)?))
+            let opens_ca_key = files::opens_ca_key(&files, &name)?;
+            Ok::<_, ConsensusError>((facts, load_credentials(&files)?, opens_ca_key))
         });
         let read = read.await.map_err(ConsensusError::backend("read the member's data"))?;
-        let (DiskFacts { start, members }, credentials) = read?;
+        let (DiskFacts { start, members }, credentials, opens_ca_key) = read?;
         let client =
             PeerClient::new(&credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
         // A running etcd has written more than can be read next to it.
@@ -161,7 +163,7 @@ impl EtcdRecovery {
         let is_learner = own.iter().any(ListedMember::is_learner);
         let (seen, errors) = ask_once(&client, self.name.as_str(), &others).await;
         let rejected_by = load_rejection(&self.files).await?;
-        Ok(Survey { own: start, is_learner, others, seen, errors, rejected_by })
+        Ok(Survey { own: start, is_learner, opens_ca_key, others, seen, errors, rejected_by })
     }
 
     async fn checked_survey(&self) -> Result<Survey, RecoveryError> {
@@ -186,6 +188,8 @@ impl Survey {
             return Err(RecoveryError::Removed { witness: witness.clone() });
         }
         match decide_start(self.own, &voters, &self.seen) {
+            // The others are removed with their certificates, for which it has to sign.
+            StartDecision::Wait if !self.opens_ca_key => Err(RecoveryError::Sealed),
             StartDecision::Wait => Ok(()),
             StartDecision::Start => {
                 let answering = self.seen.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -311,6 +315,7 @@ mod tests {
         Survey {
             own: StartNumber(4),
             is_learner: false,
+            opens_ca_key: true,
             others: others.iter().map(|name| member(name, false)).collect(),
             seen: seen.collect(),
             errors: denied.iter().map(denial).collect(),
@@ -338,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_copy_a_removed_member_and_a_learner_recover_nothing() {
+    fn an_older_copy_a_removed_member_a_learner_and_one_that_can_not_sign_recover_nothing() {
         let others = ["two", "three", "four", "five"];
         let refused = refusal(&survey(&others, &[("two", 5)], &[])).unwrap();
         assert!(
@@ -349,5 +354,7 @@ mod tests {
         assert!(refused.to_string().contains(crate::consensus::REMOVED_NODE), "{refused}");
         let learner = Survey { is_learner: true, ..survey(&others, &[], &[]) };
         assert!(matches!(refusal(&learner), Some(RecoveryError::Learner)));
+        let closed = Survey { opens_ca_key: false, ..survey(&others, &[], &[]) };
+        assert!(matches!(refusal(&closed), Some(RecoveryError::Sealed)));
     }
 }

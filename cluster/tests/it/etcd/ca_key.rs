@@ -8,7 +8,8 @@ use nodekeel_cluster::consensus::ClusterAccess;
 use nodekeel_cluster::consensus::kv::{KeyRange, Txn, TxnOp};
 use nodekeel_cluster::node::{NodeRemovalError, NodeRemover, RemovalStep};
 use nodekeel_cluster::pki::{
-    CA_CERT_PATH, CA_KEY_PATH, CaError, CertificateSpec, ClusterCa, PendingCa, SEAL_PREFIX, SEALED_KEY_PATH, Voter,
+    CA_CERT_PATH, CA_KEY_PATH, CaError, CertificateSpec, ClusterCa, PendingCa, SEAL_PREFIX, SEALED_KEY_PATH,
+    Voter,
 };
 use nodekeel_localstorage::pki::Credentials;
 use nodekeel_localstorage::tree::PkiDir;
@@ -164,7 +165,10 @@ async fn a_ticket_before_and_after_its_use_and_a_snapshot_have_no_private_key_of
     // A voter that has lost its key can't revoke a certificate, and so removes nobody.
     let closed = NodeRemover::new(one.clone().with_voter(Some(Arc::new(thief)))).unwrap();
     let refused = closed.run_step(&name.parse().unwrap(), RemovalStep::Member).await.unwrap_err();
-    assert!(matches!(&refused, NodeRemovalError::Certificates { source: CaError::Sealed, .. }), "{refused:?}");
+    assert!(
+        matches!(&refused, NodeRemovalError::Certificates { source: CaError::Sealed, .. }),
+        "{refused:?}"
+    );
     assert_eq!(one.cluster_members().list_members().await.unwrap().len(), 2);
 
     // The disk of a removed node opens the private key no more.

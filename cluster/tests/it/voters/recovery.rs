@@ -163,6 +163,27 @@ async fn a_cluster_with_a_majority_is_not_recovered(#[values(Debian, Newest)] ve
     stop_all(&mut voters).await;
 }
 
+/// The others are removed with their certificates, which it could not revoke.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_cluster_is_not_recovered_from_a_voter_that_has_lost_its_key_and_goes_on_with_another_one() {
+    let mut voters = lose_two(Newest, 3).await;
+    let node = node_id(&voters[0]).await;
+    voters[0].kill().await;
+    fs::remove_file(voters[0].path("data/etcd/voter_key")).unwrap();
+    voters[0].start();
+    retried(async || match recover(&voters[0], &node).await {
+        Err(ClusterRecoveryError::Member(RecoveryError::Sealed)) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    assert!(!voters[0].path(RECORD).exists());
+    voters[1].start();
+    assert_keys(&voters[0], 3).await;
+    assert_keys(&voters[1], 3).await;
+    stop_all(&mut voters).await;
+}
+
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
