@@ -75,13 +75,29 @@ impl Contexts {
         toml::from_str(&text).map_err(|error| file_error(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
+    /// Changes the file. Of several programs that do so at once each waits for the one before.
+    pub(crate) fn change<T>(
+        path: &Path,
+        change: impl FnOnce(&mut Self) -> Result<T, CommandError>,
+    ) -> Result<T, CommandError> {
+        let file_error = |source| CommandError::File { path: path.to_owned(), source };
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        // The lock ends with the descriptor.
+        let locked = fs::create_dir_all(directory).and_then(|()| {
+            let directory = fs::File::open(directory)?;
+            directory.lock().map(|()| directory)
+        });
+        let _locked = locked.map_err(file_error)?;
+        let mut contexts = Self::read(path)?;
+        let changed = change(&mut contexts)?;
+        contexts.write(path)?;
+        Ok(changed)
+    }
+
     /// Replaces the file.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), CommandError> {
+    fn write(&self, path: &Path) -> Result<(), CommandError> {
         let file_error = |source| CommandError::File { path: path.to_owned(), source };
         let text = toml::to_string(self).map_err(|error| file_error(io::Error::other(error)))?;
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(file_error)?;
-        }
         let mut file = PrivateFile::create(path).map_err(file_error)?;
         file.write_all(text.as_bytes()).and_then(|()| file.commit()).map_err(file_error)
     }
@@ -173,11 +189,25 @@ mod tests {
         assert_eq!(Contexts::read(&file).unwrap(), Contexts::default());
         let node_key = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg".parse().unwrap();
         let context = Context { address: "[2001:db8::7]:7443".into(), node_key, key_file: "/k".into() };
-        let mut contexts = Contexts { current: Some("a".into()), ..Contexts::default() };
-        contexts.contexts.insert("a".into(), context);
-        contexts.write(&file).unwrap();
+        let add = |name: &str| {
+            let change = |contexts: &mut Contexts| {
+                contexts.current = Some(name.into());
+                contexts.contexts.insert(name.into(), context.clone());
+                Ok(contexts.clone())
+            };
+            Contexts::change(&file, change).unwrap()
+        };
+        let contexts = add("a");
         assert_eq!(Contexts::read(&file).unwrap(), contexts);
         assert!(contexts.find("a").is_ok());
+        // Several at once lose none.
+        std::thread::scope(|scope| {
+            for number in 0..20 {
+                let name = format!("a{number}");
+                scope.spawn(move || add(&name));
+            }
+        });
+        assert_eq!(Contexts::read(&file).unwrap().contexts.len(), 21);
         assert!(contexts.find("b").unwrap_err().to_string().contains("known: a"));
         for (text, why) in [
             ("current = 1", "invalid type"),

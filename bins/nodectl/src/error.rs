@@ -32,7 +32,9 @@ pub(crate) enum CommandError {
     Connect(#[from] ConnectError),
     #[error("{}", .0.message())]
     Call(Box<Status>),
-    #[error("connection to noded lost: is noded still running?")]
+    #[error(
+        "connection to noded lost: it has ended, or the role of this operator has changed; repeat the command"
+    )]
     ConnectionLost,
     #[error("noded does not answer within {timeout:?}: is it stopped, or busy? --timeout waits longer")]
     Timeout { timeout: Duration },

@@ -70,29 +70,40 @@ fn parse_address(text: &str) -> Result<String, String> {
 impl ContextCommand {
     pub(crate) fn run(self, printer: &mut Printer) -> Result<(), CommandError> {
         let file = contexts_file().ok_or(CommandError::NoContextsFile)?;
-        let mut contexts = Contexts::read(&file)?;
-        let text = match self {
-            Self::List => return list(&contexts, printer),
-            Self::Add(args) => add(&mut contexts, args)?,
-            Self::Use { name: Some(name) } => {
-                let text = format!("using {name}: {}", contexts.find(&name)?.address);
-                contexts.current = Some(name);
-                text
-            }
-            Self::Use { name: None } => {
-                contexts.current = None;
-                "using the control socket of this machine".to_owned()
-            }
-            Self::Remove { name } => {
-                contexts.find(&name)?;
-                contexts.contexts.remove(&name);
-                contexts.current = contexts.current.filter(|current| *current != name);
-                format!("removed {name}")
-            }
-        };
-        contexts.write(&file)?;
-        printer.print_result(&serde_json::json!({ "current": contexts.current }), &text)
+        match self {
+            Self::List => list(&Contexts::read(&file)?, printer),
+            Self::Add(args) => change(&file, printer, |contexts| add(contexts, args)),
+            Self::Use { name } => change(&file, printer, |contexts| select(contexts, name)),
+            Self::Remove { name } => change(&file, printer, |contexts| remove(contexts, &name)),
+        }
     }
+}
+
+/// Applies a change, and prints how it describes itself.
+fn change(
+    file: &Path,
+    printer: &mut Printer,
+    apply: impl FnOnce(&mut Contexts) -> Result<String, CommandError>,
+) -> Result<(), CommandError> {
+    let (text, current) =
+        Contexts::change(file, |contexts| Ok((apply(contexts)?, contexts.current.clone())))?;
+    printer.print_result(&serde_json::json!({ "current": current }), &text)
+}
+
+fn select(contexts: &mut Contexts, name: Option<String>) -> Result<String, CommandError> {
+    let text = match &name {
+        Some(name) => format!("using {name}: {}", contexts.find(name)?.address),
+        None => "using the control socket of this machine".to_owned(),
+    };
+    contexts.current = name;
+    Ok(text)
+}
+
+fn remove(contexts: &mut Contexts, name: &str) -> Result<String, CommandError> {
+    contexts.find(name)?;
+    contexts.contexts.remove(name);
+    contexts.current = contexts.current.take().filter(|current| current != name);
+    Ok(format!("removed {name}"))
 }
 
 fn add(contexts: &mut Contexts, args: AddArgs) -> Result<String, CommandError> {

@@ -63,11 +63,16 @@ fn write_new(path: &Path) -> Result<PrivateKey, CommandError> {
 /// The private key in a file that its owner alone can read.
 pub(crate) fn read_private_key(path: &Path) -> Result<PrivateKey, CommandError> {
     let file_error = |source| CommandError::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(file_error)?;
-    if file.metadata().map_err(file_error)?.mode() & 0o077 != 0 {
+    // Before it is opened, which would wait for the writer of a pipe.
+    let metadata = std::fs::metadata(path).map_err(file_error)?;
+    if !metadata.is_file() {
+        return Err(file_error(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+    }
+    if metadata.mode() & 0o077 != 0 {
         return Err(CommandError::OpenKeyFile { path: path.to_owned() });
     }
     let mut text = Zeroizing::new(Vec::new());
+    let file = File::open(path).map_err(file_error)?;
     file.take(MAX_KEY_BYTES).read_to_end(&mut text).map_err(file_error)?;
     PrivateKey::from_pem(&text)
         .map_err(|source| file_error(io::Error::new(io::ErrorKind::InvalidData, source)))
@@ -94,5 +99,11 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "no key").unwrap();
         assert!(matches!(read_private_key(&path), Err(CommandError::File { .. })));
+        assert!(matches!(read_private_key(directory.path()), Err(CommandError::File { .. })));
+        fs::remove_file(&path).unwrap();
+        assert!(
+            std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&path).status().unwrap().success()
+        );
+        assert!(matches!(read_private_key(&path), Err(CommandError::File { .. })), "it waits for no writer");
     }
 }
