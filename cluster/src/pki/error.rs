@@ -4,7 +4,6 @@ use nodekeel_localstorage::pki::{PkiEncodingError, PkiError};
 use thiserror::Error;
 
 use crate::BoxError;
-use crate::consensus::MembershipError;
 use crate::consensus::kv::KvError;
 
 /// A failure to create, load or use a CA. Stored values stay unchanged.
@@ -72,7 +71,12 @@ pub enum CaError {
     MalformedVoterKey,
     /// The list of members could not be read, or the history of this member's database not erased. A retry may help.
     #[error("can't seal the private key of the cluster's CA to its voters")]
-    Members(#[source] MembershipError),
+    Members {
+        /// Whether the same call may succeed later.
+        is_retryable: bool,
+        /// The cause.
+        source: BoxError,
+    },
     /// The private key and the certificate of the CA do not match.
     #[error(
         "the cluster CA's private key at {} or {} does not belong to its certificate at {} in etcd: restore both \
@@ -125,7 +129,7 @@ impl CaError {
     pub fn is_retryable(&self) -> bool {
         match self {
             CaError::Store { source, .. } => source.is_retryable(),
-            CaError::Members(source) => source.is_retryable(),
+            CaError::Members { is_retryable, .. } => *is_retryable,
             // Another voter seals the key to this one.
             CaError::Sealed | CaError::Contended | CaError::WriteRevocationList(_) => true,
             _ => false,

@@ -13,7 +13,7 @@ use super::voter::{Recipients, Voter, verify_record};
 use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH};
 use crate::age::Recipient;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvStore, ListWatcher, Txn, TxnOp};
-use crate::consensus::{ClusterMembers, MemberId, StoreMaintenance};
+use crate::consensus::{ClusterMembers, MemberId, MembershipError, StoreMaintenance};
 
 /// Prefix of the records of the voters' keys, by the names of their members.
 const VOTERS_PREFIX: &str = "/etcd-ca/seal/voters/";
@@ -245,8 +245,8 @@ impl CaSealing {
         if names.find(|name| voters.contains(*name)) != Some(self.voter.name().as_str()) {
             return Ok(());
         }
-        maintenance.compact().await.map_err(CaError::Members)?;
-        maintenance.defragment(member).await.map_err(CaError::Members)?;
+        maintenance.compact().await.map_err(members_error)?;
+        maintenance.defragment(member).await.map_err(members_error)?;
         let key = erase_path(self.voter.name().as_str());
         let deleted = self.root.delete(KeyRange::single_key(key)).await;
         deleted.map_err(CaError::store_error("record that the history is erased"))?;
@@ -267,7 +267,7 @@ impl CaSealing {
     }
 
     async fn voter_names(&self) -> Result<BTreeSet<String>, CaError> {
-        let members = self.members.list_members().await.map_err(CaError::Members)?;
+        let members = self.members.list_members().await.map_err(members_error)?;
         // One without a name has never started.
         let voters = members.into_iter().filter(|member| !member.is_learner);
         Ok(voters.map(|member| member.name.unwrap_or_default()).collect())
@@ -334,6 +334,10 @@ fn choose_recipients(
     let recovery = recovery.or(present.and_then(|present| present.recovery.as_ref())).cloned();
     let chosen = Recipients { voters: chosen, recovery };
     (present != Some(&chosen) && !chosen.voters.is_empty()).then_some(chosen)
+}
+
+fn members_error(source: MembershipError) -> CaError {
+    CaError::Members { is_retryable: source.is_retryable(), source: source.into() }
 }
 
 fn voter_path(name: &str) -> String {

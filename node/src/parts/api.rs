@@ -3,24 +3,23 @@
 mod audit;
 mod config;
 mod connections;
+pub(crate) mod control;
 mod gate;
 mod operators;
 mod records;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::tree::LayoutFile;
 use thiserror::Error;
-use tonic::{Extensions, Status};
+use tonic::Extensions;
 
-use self::config::ApiConfig;
+use self::config::{ADDRESS_KEY, ApiConfig, DN, NAME};
 use self::connections::serve_api;
-use self::operators::{Operator, OperatorSource, Operators};
-use crate::access::{InvalidKey, InvalidRole, PrivateKey, PublicKey};
+use self::operators::{Api, Operator, OperatorSource, Operators};
+use crate::access::{InvalidKey, PrivateKey};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::layout::ApiLayout;
 use crate::listen_address::ListenAddress;
@@ -29,12 +28,6 @@ use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::running::RunningNode;
-use crate::v1;
-
-const NAME: &str = "api";
-const DN: &str = "root.api";
-const ADDRESS_KEY: &str = "api.address";
 
 /// The part of `[api]`.
 pub(super) struct ApiPart;
@@ -122,15 +115,6 @@ impl PlannedRunnable for ApiPlan {
     }
 }
 
-/// The API for other machines, as its parts and the control API share it.
-#[derive(Debug)]
-pub(crate) struct Api {
-    address: SocketAddr,
-    key: Arc<PrivateKey>,
-    operators: Arc<Operators>,
-    cluster_operators: bool,
-}
-
 /// The reason why the node has no key for its API.
 #[derive(Debug, Error)]
 enum NodeKeyError {
@@ -157,64 +141,6 @@ fn load_key(file: &LayoutFile) -> Result<PrivateKey, PrepareError> {
     let key = PrivateKey::generate().map_err(NodeKeyError::Generate)?;
     file.write(key.to_pem().as_bytes())?;
     Ok(key)
-}
-
-/// The answer to a request for the operators.
-#[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsResponse, Status> {
-    let is_on = running.plan().config.section::<ApiConfig>(NAME).is_some();
-    let off = || {
-        Status::failed_precondition(
-            "this node has no API for other machines: set api.address in its configuration",
-        )
-    };
-    // A reload that switches it off leaves the extension.
-    let api = running.extension::<Arc<Api>>().filter(|_| is_on).ok_or_else(off)?;
-    let operators = api.operators.list().into_iter().map(|(operator, connections)| v1::Operator {
-        name: operator.name,
-        key: operator.key.to_string(),
-        role: operator.role.to_string(),
-        source: operator.source.as_str().into(),
-        connections: u32::try_from(connections).unwrap_or(u32::MAX),
-    });
-    Ok(v1::OperatorsResponse {
-        address: api.address.to_string(),
-        node_key: api.key.public_key().to_string(),
-        operators: operators.collect(),
-    })
-}
-
-/// Records an operator in the cluster, or gives the recorded one another role.
-pub(crate) async fn add_operator(
-    cluster: &ClusterNode,
-    request: &v1::AddOperatorRequest,
-) -> Result<v1::AddOperatorResponse, Status> {
-    let invalid = |error: &dyn std::error::Error| Status::invalid_argument(error.to_string());
-    let key = request.key.parse().map_err(|error: InvalidKey| invalid(&error))?;
-    let role = request.role.parse().map_err(|error: InvalidRole| invalid(&error))?;
-    records::add(&*records::store(cluster)?, &request.name, key, role).await?;
-    Ok(v1::AddOperatorResponse {})
-}
-
-/// Removes the record of an operator from the cluster.
-pub(crate) async fn remove_operator(
-    running: &RunningNode,
-    cluster: &ClusterNode,
-    name: &str,
-) -> Result<v1::RemoveOperatorResponse, Status> {
-    let plan = running.plan();
-    let config = plan.config.section::<ApiConfig>(NAME);
-    let is_configured = config.is_some_and(|config| config.operators.iter().any(|known| known.name == name));
-    records::remove(&*records::store(cluster)?, name, is_configured).await?;
-    Ok(v1::RemoveOperatorResponse {})
-}
-
-/// How to admit an operator with this key.
-fn admission_hint(key: PublicKey) -> String {
-    format!(
-        "to admit it, add it to api.operators and reload, or type `nodectl operator add NAME --key {key} --role ROLE`, \
-         with api.cluster_operators"
-    )
 }
 
 #[cfg(test)]

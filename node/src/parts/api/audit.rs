@@ -1,5 +1,6 @@
 //! The record of what operators on other machines have called, and of who was refused.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,10 +9,8 @@ use axum::response::Response;
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use tonic::{Code, Status};
 
-use super::connections::Refusal;
-use super::gate::method_name;
-use super::{DN, admission_hint};
-use crate::access::{Role, least_role};
+use super::config::DN;
+use crate::access::{PublicKey, Role, least_role};
 use crate::caller::RemoteCaller;
 
 /// Calls that only read, and calls that the role does not permit, have DNs of their own: however many there are, they evict no
@@ -24,6 +23,15 @@ const CALLS_DN: &str = "root.api.calls";
 const REFUSAL_PERIOD: Duration = Duration::from_secs(1);
 /// The refusals that are logged at once after a quiet time.
 const REFUSAL_BURST: u32 = 5;
+
+/// The reason why a connection was closed before its first call.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The key is not one of an operator.
+    UnknownKey(PublicKey),
+    /// It does not speak TLS as an operator does, or not in time.
+    Handshake(io::Error),
+}
 
 /// Writes entries about calls and refusals.
 #[derive(Debug)]
@@ -138,6 +146,26 @@ impl RefusalLimit {
     }
 }
 
+/// The name of a method in its path, as messages and entries have it.
+pub(super) fn method_name(path: &str) -> &str {
+    // Only an operator can choose it, and nobody needs a longer one.
+    const MAX_BYTES: usize = 64;
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if name.len() <= MAX_BYTES && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        name
+    } else {
+        "unknown"
+    }
+}
+
+/// How to admit an operator with this key.
+fn admission_hint(key: PublicKey) -> String {
+    format!(
+        "to admit it, add it to api.operators and reload, or type `nodectl operator add NAME --key {key} --role ROLE`, \
+         with api.cluster_operators"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,5 +182,13 @@ mod tests {
         assert_eq!(limit.next(second + Duration::from_secs(3600)), Some(1));
         let at_once = (0..10).filter(|_| limit.next(second + Duration::from_secs(3600)).is_some()).count();
         assert_eq!(at_once, REFUSAL_BURST as usize - 1);
+    }
+
+    #[test]
+    fn only_a_word_is_the_name_of_a_method() {
+        assert_eq!(method_name("/nodekeel.control.v1.Control/Restart"), "Restart");
+        for path in ["/a/b\u{1b}[2J", "/a/%0a", &format!("/a/{}", "x".repeat(65))] {
+            assert_eq!(method_name(path), "unknown", "{path}");
+        }
     }
 }

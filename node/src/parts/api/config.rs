@@ -6,9 +6,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::ADDRESS_KEY;
 use crate::access::{PublicKey, Role};
 use crate::config::ConfigViolation;
+
+pub(super) const NAME: &str = "api";
+pub(super) const DN: &str = "root.api";
+pub(super) const ADDRESS_KEY: &str = "api.address";
 
 /// Longest name of an operator.
 const MAX_NAME_BYTES: usize = 64;

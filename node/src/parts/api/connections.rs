@@ -22,11 +22,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use super::audit::Audit;
-use super::gate::admit;
-use super::operators::{Connection, Operators};
+use super::audit::{Audit, Refusal};
+use super::config::ADDRESS_KEY;
+use super::gate::{RemotePeer, admit};
+use super::operators::{Api, Connection, Operators};
 use super::records::RecordWatch;
-use super::{ADDRESS_KEY, Api};
 use crate::access::{MismatchedKey, PublicKey, proved_key, server_config};
 use crate::control::callers::CallerNames;
 use crate::parts::control::{GRACE_PERIOD, control_router};
@@ -139,15 +139,6 @@ fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
     })))
 }
 
-/// The reason why a connection was closed before its first call.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// The key is not one of an operator.
-    UnknownKey(PublicKey),
-    /// It does not speak TLS as an operator does, or not in time.
-    Handshake(io::Error),
-}
-
 /// A handshake that has ended.
 struct Ended {
     number: u64,
@@ -232,13 +223,6 @@ pub(super) struct ApiConnection {
     tls: TlsStream<TcpStream>,
     address: SocketAddr,
     place: Connection,
-}
-
-/// The operator behind a call, as its connection knows it: the key that it has proved.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RemotePeer {
-    pub(super) key: PublicKey,
-    pub(super) address: SocketAddr,
 }
 
 impl Connected for ApiConnection {

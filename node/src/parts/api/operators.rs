@@ -1,11 +1,12 @@
 //! The operators that a node admits, and their open connections.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{AdmittedKeys, PublicKey, Role};
+use crate::access::{AdmittedKeys, PrivateKey, PublicKey, Role};
 
 /// The connections that one operator can have open. A further one closes the oldest.
 const MAX_CONNECTIONS: usize = 32;
@@ -151,10 +152,18 @@ impl Drop for Connection {
     }
 }
 
+/// The API for other machines, as its parts and the control API share it.
+#[derive(Debug)]
+pub(crate) struct Api {
+    pub(super) address: SocketAddr,
+    pub(super) key: Arc<PrivateKey>,
+    pub(super) operators: Arc<Operators>,
+    pub(super) cluster_operators: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::PrivateKey;
 
     fn key() -> PublicKey {
         PrivateKey::generate().expect("random numbers").public_key()

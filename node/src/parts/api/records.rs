@@ -16,9 +16,8 @@ use prost::Message;
 use thiserror::Error;
 use tonic::Status;
 
-use super::config::is_valid_operator_name;
-use super::operators::{Operator, OperatorSource, Operators};
-use super::{Api, DN};
+use super::config::{DN, is_valid_operator_name};
+use super::operators::{Api, Operator, OperatorSource, Operators};
 use crate::access::{PublicKey, Role};
 use crate::error_chain::error_chain;
 

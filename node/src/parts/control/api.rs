@@ -24,7 +24,7 @@ use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::event_history::EventScope;
-use crate::parts::api::{add_operator, list_operators, remove_operator};
+use crate::parts::api::control::{add_operator, list_operators, remove_operator};
 use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};

@@ -1,0 +1,63 @@
+//! The control API's calls about operators.
+
+use std::sync::Arc;
+
+use nodekeel_cluster::enrolment::ClusterNode;
+use tonic::Status;
+
+use super::config::{ApiConfig, NAME};
+use super::operators::Api;
+use super::records;
+use crate::access::{InvalidKey, InvalidRole};
+use crate::running::RunningNode;
+use crate::v1;
+
+/// The answer to a request for the operators.
+#[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsResponse, Status> {
+    let is_on = running.plan().config.section::<ApiConfig>(NAME).is_some();
+    let off = || {
+        Status::failed_precondition(
+            "this node has no API for other machines: set api.address in its configuration",
+        )
+    };
+    // A reload that switches it off leaves the extension.
+    let api = running.extension::<Arc<Api>>().filter(|_| is_on).ok_or_else(off)?;
+    let operators = api.operators.list().into_iter().map(|(operator, connections)| v1::Operator {
+        name: operator.name,
+        key: operator.key.to_string(),
+        role: operator.role.to_string(),
+        source: operator.source.as_str().into(),
+        connections: u32::try_from(connections).unwrap_or(u32::MAX),
+    });
+    Ok(v1::OperatorsResponse {
+        address: api.address.to_string(),
+        node_key: api.key.public_key().to_string(),
+        operators: operators.collect(),
+    })
+}
+
+/// Records an operator in the cluster, or gives the recorded one another role.
+pub(crate) async fn add_operator(
+    cluster: &ClusterNode,
+    request: &v1::AddOperatorRequest,
+) -> Result<v1::AddOperatorResponse, Status> {
+    let invalid = |error: &dyn std::error::Error| Status::invalid_argument(error.to_string());
+    let key = request.key.parse().map_err(|error: InvalidKey| invalid(&error))?;
+    let role = request.role.parse().map_err(|error: InvalidRole| invalid(&error))?;
+    records::add(&*records::store(cluster)?, &request.name, key, role).await?;
+    Ok(v1::AddOperatorResponse {})
+}
+
+/// Removes the record of an operator from the cluster.
+pub(crate) async fn remove_operator(
+    running: &RunningNode,
+    cluster: &ClusterNode,
+    name: &str,
+) -> Result<v1::RemoveOperatorResponse, Status> {
+    let plan = running.plan();
+    let config = plan.config.section::<ApiConfig>(NAME);
+    let is_configured = config.is_some_and(|config| config.operators.iter().any(|known| known.name == name));
+    records::remove(&*records::store(cluster)?, name, is_configured).await?;
+    Ok(v1::RemoveOperatorResponse {})
+}
