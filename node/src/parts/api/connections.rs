@@ -27,7 +27,7 @@ use super::config::ADDRESS_KEY;
 use super::gate::{RemotePeer, admit};
 use super::operators::{Api, Connection, Operators};
 use super::records::RecordWatch;
-use crate::access::{MismatchedKey, PublicKey, proved_key, server_config};
+use crate::access::{MismatchedKey, proved_key, server_config};
 use crate::control::callers::CallerNames;
 use crate::parts::control::{GRACE_PERIOD, control_router};
 use crate::running::RunningNode;
