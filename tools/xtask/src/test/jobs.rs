@@ -17,8 +17,14 @@ use crate::report::Report;
 use crate::run::{self, run_command};
 use crate::workspace::Package;
 
-/// The tests of child processes: package, target and module. They run as every user, and measure time.
-const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
+/// The tests that measure time: package, target and module.
+const TIMED_TESTS: [(&str, &str, &str); 3] = [
+    ("nodekeel-supervisor", "it", "process::"),
+    ("noded", "it", "ports::"),
+    ("provisionerd", "it", "ports::"),
+];
+/// Of these, the package whose tests run as every user: those of child processes.
+const PROCESS_PACKAGE: &str = "nodekeel-supervisor";
 /// How many of a part that runs alone run beside each other: most of them wait for a process.
 const THREADS_ALONE: &str = "--test-threads=4";
 
@@ -80,7 +86,8 @@ fn plan_all_tests<'a>(
     for test in left_out {
         report.log.line(&format!("not in the sample: {} {}", binary.name(), test.name));
     }
-    let measures = |test: &str| has_process_tests(binary) && test.starts_with(PROCESS_TESTS.2);
+    let timed = timed_module(binary);
+    let measures = |test: &str| timed.is_some_and(|module| test.starts_with(module));
     let groups = requirement::group_tests(ignored, run::is_root(), measures);
     for (test, why) in groups.unmet {
         report.could_not_run(&format!("{} {test}", binary.name()), &why);
@@ -93,8 +100,8 @@ fn plan_all_tests<'a>(
     );
     let counts = WHOLE_COUNTS.map(|(name, count)| (name, count.to_owned()));
     jobs.iter_mut().for_each(|job| job.variables.extend(counts.clone()));
-    if has_process_tests(binary) {
-        let selection = TestSelection::Inside(PROCESS_TESTS.2);
+    if let Some(module) = timed.filter(|_| binary.package == PROCESS_PACKAGE) {
+        let selection = TestSelection::Inside(module);
         let others = RunAs::others(run::is_root()).into_iter();
         jobs.extend(others.map(|run_as| TestJob::new(binary, run_as, selection.clone(), Lane::Alone)));
     }
@@ -104,15 +111,17 @@ fn plan_all_tests<'a>(
 /// The tests of a binary that need nothing.
 fn plan_plain_tests(binary: &Executable) -> Vec<TestJob<'_>> {
     let job = |selection, lane| TestJob::new(binary, RunAs::Caller, selection, lane);
-    if !has_process_tests(binary) {
+    let Some(module) = timed_module(binary) else {
         return vec![job(TestSelection::Unignored, Lane::Computing)];
-    }
-    let (outside, inside) = (TestSelection::Outside(PROCESS_TESTS.2), TestSelection::Inside(PROCESS_TESTS.2));
+    };
+    let (outside, inside) = (TestSelection::Outside(module), TestSelection::Inside(module));
     vec![job(outside, Lane::Computing), job(inside, Lane::Alone)]
 }
 
-fn has_process_tests(binary: &Executable) -> bool {
-    (&*binary.package, &*binary.target) == (PROCESS_TESTS.0, PROCESS_TESTS.1)
+/// The module of a binary whose tests measure time.
+fn timed_module(binary: &Executable) -> Option<&'static str> {
+    let of_binary = |(package, target, _): &&_| (*package, *target) == (&*binary.package, &*binary.target);
+    TIMED_TESTS.iter().find(of_binary).map(|(.., module)| *module)
 }
 
 impl<'a> TestJob<'a> {
@@ -173,8 +182,8 @@ pub(crate) fn run_process_rounds(
     within: Duration,
     report: &mut Report,
 ) -> Result<()> {
-    let built = super::binaries::build(&[PROCESS_TESTS.0.to_owned()], PART_WITHIN)?;
-    let binary = built.tests.iter().find(|binary| has_process_tests(binary));
+    let built = super::binaries::build(&[PROCESS_PACKAGE.to_owned()], PART_WITHIN)?;
+    let binary = built.tests.iter().find(|binary| timed_module(binary).is_some());
     let binary = binary.context("cargo built no tests of child processes")?;
     let selection = TestSelection::Inside("process::rounds::");
     for run_as in [RunAs::Caller].into_iter().chain(RunAs::others(run::is_root())) {
