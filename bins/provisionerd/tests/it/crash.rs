@@ -225,12 +225,18 @@ impl Life<'_> {
         for place in ["volumes", "snapshots", ".new", ".trash", ".unpublished", "kinds"] {
             assert_eq!(self.daemon.list_names(place), Vec::<String>::new(), "{}: {place}", self.name());
         }
+        // The number of a probe that was in use when the process ended is released by the next one, which probes, too.
         let limits = || list_names(self.daemon.limits.path());
-        // The number of a probe that was in use when the process ended is released by the next one.
         if !limits().is_empty() {
-            self.stop(self.start());
+            let process = self.start();
+            let released = wait_until(TIMEOUT, "the limits", || {
+                let left = limits();
+                ensure!(left.is_empty(), "{}: {left:?} still have limits", self.name());
+                Ok(())
+            });
+            released.unwrap();
+            self.stop(process);
         }
-        assert_eq!(limits(), Vec::<String>::new(), "{}", self.name());
         assert_eq!(leftovers::find_mounts(self.daemon.base.path()).expect("the mounts").len(), 0);
     }
 }
