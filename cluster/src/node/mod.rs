@@ -3,6 +3,7 @@
 mod cluster_id;
 mod enrolment_config;
 mod golden_ticket;
+mod known_nodes;
 mod local_names;
 mod node_id;
 mod node_record;
@@ -23,6 +24,7 @@ pub use enrolment_config::{
     EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };
 pub use golden_ticket::{GoldenTicket, TicketError, TicketId, TicketParts};
+pub use known_nodes::{KnownNode, NodeApi, NodesWatcher};
 pub use local_names::{LocalNames, LocalNamesDir, LocalNamesError};
 pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
 pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
@@ -40,4 +42,5 @@ pub(crate) fn check_arbitrary_files(bytes: &[u8]) {
     golden_ticket::check_arbitrary_ticket(bytes);
     node_record::check_arbitrary_record(bytes);
     unlock_keys::check_arbitrary_keys(bytes);
+    known_nodes::check_arbitrary_api(bytes);
 }

@@ -107,6 +107,9 @@ pub enum InvalidRecord {
     /// The stored bytes are not the unlock keys of a node.
     #[error("the value in etcd is not a list of cluster unlock keys: it is damaged")]
     UnlockKeys,
+    /// The stored bytes are not the API of a node.
+    #[error("the value in etcd is not the API of a node: it is damaged")]
+    Api,
     /// The record belongs to another node's key.
     #[error("the certificate in the node's record belongs to another node's key")]
     NodeMismatch,

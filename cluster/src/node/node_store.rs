@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::known_nodes::api_key;
 use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, Txn, TxnOp};
 use crate::pki::CaError;
@@ -13,13 +14,13 @@ use crate::pki::CaError;
 const UPDATE_ATTEMPTS: usize = 16;
 
 /// Prefix of the records' keys, in their namespace.
-const RECORD_PREFIX: &str = "/nodes/";
+pub(super) const RECORD_PREFIX: &str = "/nodes/";
 
 /// Key of the cluster's id, in the same namespace.
 const CLUSTER_ID_KEY: &str = "/cluster";
 
-/// The nodes' records: `/nodes/ID` in the namespace `cluster:enrolment`, and their cluster unlock keys at
-/// `/unlock-keys/ID`.
+/// The nodes' records: `/nodes/ID` in the namespace `cluster:enrolment`, their cluster unlock keys at
+/// `/unlock-keys/ID`, and their APIs at `/api/ID`.
 ///
 /// A record is created once, and later changed only from the version that was read: an update never
 /// overwrites a concurrent change.
@@ -220,12 +221,13 @@ impl NodeStore {
         Err(NodeStoreError::Contended { id: id.clone() })
     }
 
-    /// Deletes the record of a node that was removed from the cluster, if it has one.
+    /// Deletes the record of a node that was removed from the cluster, if it has one, and its API with it.
     ///
     /// # Errors
     /// [`NodeStoreError::Kv`].
     pub(super) async fn delete_record(&self, id: &NodeId) -> Result<(), NodeStoreError> {
-        let deleted = self.kv.delete(KeyRange::single_key(record_key(id))).await;
+        let delete = |key: String| TxnOp::Delete(KeyRange::single_key(key));
+        let deleted = self.kv.txn(Txn::new().then(delete(record_key(id))).then(delete(api_key(id)))).await;
         deleted.map(drop).map_err(|source| kv_error(id, source))
     }
 

@@ -9,7 +9,7 @@ use super::{InvalidRecord, NodeId, NodeStore, NodeStoreError, SecretBytes, wire}
 use crate::consensus::kv::{Compare, KeyValue, Txn, TxnOp};
 
 /// Prefix of the keys, in the namespace of the records.
-const UNLOCK_KEYS_PREFIX: &str = "/unlock-keys/";
+pub(super) const UNLOCK_KEYS_PREFIX: &str = "/unlock-keys/";
 
 /// The cluster unlock keys of one volume of a node, and the version in which they were read.
 #[derive(Clone)]

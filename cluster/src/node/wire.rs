@@ -82,6 +82,15 @@ pub(super) struct UnlockKey {
     pub(super) key: Vec<u8>,
 }
 
+/// The API of a node. Not of 2020.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct NodeApi {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub(super) address: String,
+}
+
 /// The roles of a node.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeRoles {
