@@ -1,4 +1,4 @@
-//! Compiles the control API's proto with a compiler written in Rust, so that the client does not need protoc.
+//! Compiles the protos of the node's APIs with a compiler written in Rust, so that the client does not need protoc.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,15 +8,16 @@
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    const PROTO: &str = "nodekeel/control/v1/control.proto";
+    const PROTOS: [&str; 2] = ["nodekeel/control/v1/control.proto", "nodekeel/node/v1/node.proto"];
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile([PROTO], ["proto"])?;
+    let descriptors = protox::compile(PROTOS, ["proto"])?;
     tonic_prost_build::configure()
         .build_server(std::env::var_os("CARGO_FEATURE_NODE").is_some())
         // They contain secrets; `v1` has a Debug without them.
         .skip_debug([
             "nodekeel.control.v1.CreateGoldenTicketResponse",
             "nodekeel.control.v1.RecoveryPassphrase",
+            "nodekeel.node.v1.UnlockKeysResponse",
         ])
         .compile_fds(descriptors)?;
     Ok(())

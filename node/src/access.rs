@@ -1,7 +1,8 @@
-//! Who may call a node from another machine: by an Ed25519 key, with the rights of a role.
+//! Who may call a node from another machine: by an Ed25519 key, with the rights of a role, or as another node of its cluster.
 //!
 //! A key is an identity by itself: no certificate vouches for it, and no clock has a part in the decision. The node knows the
-//! public keys of its operators, and an operator knows the node's. [`least_role`] is the only place that says what a role may do.
+//! public keys of its operators and of the other nodes, and each of them knows the node's. [`callers_of`] is the only place that
+//! says who may call a method.
 
 mod key;
 mod methods;
@@ -9,7 +10,7 @@ mod role;
 mod tls;
 
 pub use key::{InvalidKey, PrivateKey, PublicKey};
-pub use methods::{METHODS, least_role};
+pub use methods::{Callers, METHODS, NODE_METHODS, Principal, callers_of};
 pub use role::{InvalidRole, Role};
 pub use tls::RemoteNode;
 #[cfg(feature = "node")]

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use crate::access::Role;
 use crate::v1;
 
 /// The uid of a caller that is no process of this machine: no user has it.
@@ -42,7 +41,6 @@ pub(crate) struct CallingProcess {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteCaller {
     pub(crate) name: String,
-    pub(crate) role: Role,
     pub(crate) address: SocketAddr,
 }
 

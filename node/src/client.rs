@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub use log_entry::{InvalidLogEntry, level_from_wire, level_to_wire};
 pub use log_parser::log_parser_for;
-pub use remote::connect_remote;
+pub use remote::{connect_channel, connect_remote};
 pub use reset_text::describe_reset;
 
 use crate::access::PublicKey;

@@ -14,9 +14,10 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use crate::caller::RemoteCaller;
+use crate::node_v1::node_server;
 use crate::part::PrepareError;
 use crate::program_name::program_name;
-use crate::v1::control_server::SERVICE_NAME;
+use crate::v1::control_server;
 
 /// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
 /// runs the node, from root, and with `[api]` from admins on other machines.
@@ -42,8 +43,9 @@ impl ControlServices {
             + 'static,
         S::Future: Send + 'static,
     {
-        // The router panics when a route is added twice. The control API's own service is added later.
-        if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
+        // The router panics when a route is added twice. The node's own services are added later.
+        let own = [control_server::SERVICE_NAME, node_server::SERVICE_NAME];
+        if own.contains(&S::NAME) || self.names.contains(&S::NAME) {
             return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
         }
         self.names.push(S::NAME);

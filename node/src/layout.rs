@@ -11,13 +11,13 @@
 //!                                       the enrolment, and enrolment.starts 0400; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
 //!                                       and the step journal of its creation; data-volume.faults 0600 and
 //!                                       data-volume.scrub 0600 once there was one
-//!             api/                0700  with [api]: key 0600
+//!             api/                0700  with [api]: key 0600; with [cluster]: peers 0600
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
 //!             data.mounted        0600  if a file system was mounted there
 //!
 //! <volume>/   .data-volume-id     0600
-//!             cluster/            0700  the node's identity, and etcd/ as below
+//!             cluster/            0700  the node's identity, etcd/ as below, and peer-keys 0600
 //!             etcd/               0700  peer_pki/ 0700, peer_crl 0400, data/ 0700
 //!             containerd/         0700  config.toml 0600, root/ 0700, opt/ 0711
 //!             volumes/            0700
@@ -76,6 +76,8 @@ nodekeel_localstorage::layout! {
     pub(crate) struct ApiDir {
         /// The private key of the node, in PEM.
         pub(crate) key: LayoutFile = "key", 0o600;
+        /// The other nodes of the cluster, which it may ask for its half of the volume's key.
+        pub(crate) peers: LayoutFile = "peers", 0o600;
     }
 
     /// In the data directory: the part of the cluster.
@@ -258,7 +260,7 @@ mod tests {
         fn outline<L: LayoutEntry>() -> String {
             L::SHAPE.render_outline(&BrandNames::default())
         }
-        assert_eq!(outline::<ApiLayout>(), "0700 api/\n0600   key\n");
+        assert_eq!(outline::<ApiLayout>(), "0700 api/\n0600   key\n0600   peers\n");
         let data = [outline::<DataLayout>(), outline::<StorageLayout>(), outline::<NamesLayout>()].concat();
         let names = "0755 names/\n0644   hosts\n0644   machine-id\n";
         assert_eq!(data, format!("0600 lock\n0711 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));

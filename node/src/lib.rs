@@ -162,6 +162,20 @@ pub use {
     nodekeel_supervisor as supervisor, prometheus_client, tonic,
 };
 
+/// The calls of nodes to each other: generated from `proto/nodekeel/node/v1/node.proto`, where they are described.
+#[cfg(feature = "client")]
+#[allow(missing_docs, clippy::all, clippy::pedantic, clippy::exhaustive_enums, reason = "generated")]
+pub mod node_v1 {
+    tonic::include_proto!("nodekeel.node.v1");
+
+    impl std::fmt::Debug for UnlockKeysResponse {
+        /// Without the keys.
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("UnlockKeysResponse")
+        }
+    }
+}
+
 /// The control API's messages, its client, and with the feature `node` its server: generated from
 /// `proto/nodekeel/control/v1/control.proto`, where they are described.
 #[cfg(feature = "client")]

@@ -50,8 +50,15 @@ pub enum InvalidKey {
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    fn new(bytes: [u8; 32]) -> Result<Self, InvalidKey> {
+    /// The key with these bytes.
+    pub(crate) fn new(bytes: [u8; 32]) -> Result<Self, InvalidKey> {
         if has_small_order(&bytes) { Err(InvalidKey::SmallOrder) } else { Ok(Self(bytes)) }
+    }
+
+    /// Its bytes.
+    #[cfg(feature = "node")]
+    pub(crate) fn to_bytes(self) -> [u8; 32] {
+        self.0
     }
 
     /// The key in a `SubjectPublicKeyInfo` in DER, as TLS has it.

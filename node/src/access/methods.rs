@@ -1,4 +1,4 @@
-//! The least role of each call: the one table that the node enforces and docs/nodectl.md prints.
+//! Who may call each method: the one table that the node enforces and docs/nodectl.md prints.
 
 use super::Role;
 use super::Role::{Admin, Operator, Reader};
@@ -63,14 +63,53 @@ pub const METHODS: &[(&str, Role)] = &[
     ("RemoveOperator", Admin),
 ];
 
-/// The path of a method of the control API before its name.
-const CONTROL: &str = "/nodekeel.control.v1.Control/";
+/// The methods by which nodes of a cluster call each other, in the order of their definition, and who may call them.
+pub const NODE_METHODS: &[(&str, Callers)] = &[("UnlockKeys", Callers::Nodes)];
 
-/// The least role that may call the method with this path of gRPC, `/PACKAGE.SERVICE/METHOD`. The services that a program adds
-/// were made for root alone: their methods, like any that the table does not have, are for admins.
-pub fn least_role(path: &str) -> Role {
-    let method = path.strip_prefix(CONTROL);
-    METHODS.iter().find(|(name, _)| Some(*name) == method).map_or(Admin, |(_, role)| *role)
+/// The paths of the methods before their names.
+const CONTROL: &str = "/nodekeel.control.v1.Control/";
+const NODE: &str = "/nodekeel.node.v1.Node/";
+
+/// What a key on another machine stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Principal {
+    /// An operator, with this role.
+    Operator(Role),
+    /// Another node of the cluster.
+    Node,
+}
+
+/// Who may call a method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Callers {
+    /// Operators with this role, or with one that may do more.
+    Operators(Role),
+    /// The other nodes of the cluster.
+    Nodes,
+}
+
+impl Callers {
+    /// Returns whether this is one of them.
+    pub fn contains(self, principal: Principal) -> bool {
+        match (self, principal) {
+            (Self::Operators(least), Principal::Operator(role)) => role >= least,
+            (Self::Nodes, Principal::Node) => true,
+            (Self::Operators(_), Principal::Node) | (Self::Nodes, Principal::Operator(_)) => false,
+        }
+    }
+}
+
+/// Who may call the method with this path of gRPC, `/PACKAGE.SERVICE/METHOD`. The services that a program adds were made for root
+/// alone: their methods, like any that the tables do not have, are for admins.
+pub fn callers_of(path: &str) -> Callers {
+    fn find<T: Copy>(methods: &[(&str, T)], method: &str) -> Option<T> {
+        methods.iter().find(|(name, _)| *name == method).map(|(_, callers)| *callers)
+    }
+    let of_control = || find(METHODS, path.strip_prefix(CONTROL)?).map(Callers::Operators);
+    let of_node = || find(NODE_METHODS, path.strip_prefix(NODE)?);
+    of_control().or_else(of_node).unwrap_or(Callers::Operators(Admin))
 }
 
 #[cfg(test)]
@@ -78,30 +117,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_exactly_the_methods_of_the_definition_in_their_order() {
+    fn the_tables_have_exactly_the_methods_of_the_definitions_in_their_order() {
         let proto = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
-        let files = protox::compile(["nodekeel/control/v1/control.proto"], [proto]).expect("it compiles");
-        let file = files.file.iter().find(|file| file.package() == "nodekeel.control.v1").expect("there");
-        let [service] = &file.service[..] else { panic!("one service") };
-        assert_eq!(format!("/{}.{}/", file.package(), service.name()), CONTROL);
-        let methods: Vec<_> = service.method.iter().map(|method| method.name()).collect();
-        let listed: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
-        assert_eq!(listed, methods);
+        let of_control: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
+        let of_node: Vec<_> = NODE_METHODS.iter().map(|(name, _)| *name).collect();
+        for (name, prefix, listed) in [("control", CONTROL, of_control), ("node", NODE, of_node)] {
+            let files = protox::compile([format!("nodekeel/{name}/v1/{name}.proto")], [proto]);
+            let files = files.expect("it compiles");
+            let package = format!("nodekeel.{name}.v1");
+            let file = files.file.iter().find(|file| file.package() == package).expect("there");
+            let [service] = &file.service[..] else { panic!("one service") };
+            assert_eq!(format!("/{package}.{}/", service.name()), prefix);
+            let methods: Vec<_> = service.method.iter().map(|method| method.name()).collect();
+            assert_eq!(listed, methods);
+        }
     }
 
     #[test]
-    fn what_the_table_does_not_have_is_for_admins() {
+    fn what_the_tables_do_not_have_is_for_admins() {
         for (path, role) in [
             ("/nodekeel.control.v1.Control/Tree", Reader),
             ("/nodekeel.control.v1.Control/Restart", Operator),
             ("/nodekeel.control.v1.Control/Reset", Admin),
             ("/nodekeel.control.v1.Control/tree", Admin),
+            ("/nodekeel.control.v1.Control/UnlockKeys", Admin),
             ("/nodekeel.control.v1.Control/", Admin),
+            ("/nodekeel.node.v1.Node/Tree", Admin),
             ("/example.v1.Echo/Tree", Admin),
             ("Tree", Admin),
             ("", Admin),
         ] {
-            assert_eq!(least_role(path), role, "{path}");
+            assert_eq!(callers_of(path), Callers::Operators(role), "{path}");
         }
+        assert_eq!(callers_of("/nodekeel.node.v1.Node/UnlockKeys"), Callers::Nodes);
+    }
+
+    #[test]
+    fn a_node_may_call_no_method_of_operators_and_no_operator_one_of_nodes() {
+        for role in Role::ALL {
+            assert!(!Callers::Operators(role).contains(Principal::Node));
+            assert!(!Callers::Nodes.contains(Principal::Operator(role)));
+        }
+        assert!(Callers::Nodes.contains(Principal::Node));
     }
 }

@@ -9,23 +9,35 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use super::{ConnectError, MAX_CALL_BYTES, NodeClient};
-use crate::access::{ClientTls, MismatchedKey, PublicKey, RemoteNode};
+use crate::access::{ClientTls, MismatchedKey, PrivateKey, PublicKey, RemoteNode};
 
 /// Connects to the control API of a node on another machine. The client is cheap to clone.
 ///
 /// # Errors
 /// See [`ConnectError`].
 pub async fn connect_remote(node: &RemoteNode) -> Result<NodeClient, ConnectError> {
-    let address = node.address.clone();
-    let tls = ClientTls::new(node.node_key, &node.operator_key).map_err(|source| ConnectError::Remote {
+    let channel = connect_channel(node.address.clone(), node.node_key, &node.operator_key).await?;
+    Ok(NodeClient::new(channel).max_decoding_message_size(MAX_CALL_BYTES))
+}
+
+/// Connects to the node with this key, as the operator or the node with the other one: for any service of its API. The channel is
+/// cheap to clone.
+///
+/// # Errors
+/// See [`ConnectError`].
+pub async fn connect_channel(
+    address: String,
+    node: PublicKey,
+    caller: &PrivateKey,
+) -> Result<Channel, ConnectError> {
+    let tls = ClientTls::new(node, caller).map_err(|source| ConnectError::Remote {
         address: address.clone(),
         source: io::Error::other(source),
     })?;
-    let target =
-        Arc::new(Target { address, tls, node: node.node_key, operator: node.operator_key.public_key() });
+    let target = Arc::new(Target { address, tls, node, operator: caller.public_key() });
     // Here the reason is at hand; tonic would only report a failed transport.
     let mut first = Some(target.open().await?);
     // tonic calls the connector again when the connection breaks.
@@ -39,8 +51,7 @@ pub async fn connect_remote(node: &RemoteNode) -> Result<NodeClient, ConnectErro
             Ok::<_, io::Error>(TokioIo::new(stream))
         }
     });
-    let channel = Endpoint::from_static("http://node").connect_with_connector_lazy(connector);
-    Ok(NodeClient::new(channel).max_decoding_message_size(MAX_CALL_BYTES))
+    Ok(Endpoint::from_static("http://node").connect_with_connector_lazy(connector))
 }
 
 struct Target {

@@ -5,7 +5,10 @@ mod config;
 mod connections;
 pub(crate) mod control;
 mod gate;
-mod operators;
+mod identities;
+mod node_service;
+mod peer_keys;
+mod peers;
 mod records;
 
 use std::fmt;
@@ -18,9 +21,11 @@ use tonic::Extensions;
 
 use self::config::{ADDRESS_KEY, ApiConfig, DN, NAME};
 use self::connections::serve_api;
-use self::operators::{Api, Operator, OperatorSource, Operators};
-use crate::access::{InvalidKey, PrivateKey};
+use self::identities::{Api, Identities, Identity, Source};
+use self::peers::{Peer, PeersFile};
+use crate::access::{InvalidKey, Principal, PrivateKey};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
+use crate::error_chain::error_chain;
 use crate::layout::ApiLayout;
 use crate::listen_address::ListenAddress;
 use crate::part::PartPlanner;
@@ -46,8 +51,7 @@ impl Part for ApiPart {
     }
 
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
-        let is_off = config.section::<ApiConfig>(NAME).is_none();
-        let unavailable = is_off.then_some("which is disabled; set api.address");
+        let unavailable = (!is_on(config)).then_some("which is disabled; set api.address");
         vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
     }
 
@@ -65,17 +69,22 @@ impl Part for ApiPart {
     }
 }
 
+/// Returns whether the node has an API for other machines.
+pub(super) fn is_on(config: &NodedConfig) -> bool {
+    config.section::<ApiConfig>(NAME).is_some()
+}
+
 #[derive(Debug, PartialEq)]
 struct ApiPlan(ApiConfig);
 
 impl ApiPlan {
-    fn operators(&self) -> Vec<Operator> {
+    fn operators(&self) -> Vec<Identity> {
         let operators = self.0.operators.iter();
-        let of_config = |operator: &config::OperatorConfig| Operator {
+        let of_config = |operator: &config::OperatorConfig| Identity {
             name: operator.name.clone(),
             key: operator.key,
-            role: operator.role,
-            source: OperatorSource::Config,
+            principal: Principal::Operator(operator.role),
+            source: Source::Config,
         };
         operators.map(of_config).collect()
     }
@@ -89,11 +98,22 @@ impl fmt::Display for ApiPlan {
 
 impl PlannedRunnable for ApiPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let key = Arc::new(load_key(&node.create_node_layout::<ApiLayout>()?.api.key)?);
-        let operators = Arc::new(Operators::default());
-        operators.replace(OperatorSource::Config, self.operators());
+        let files = node.create_node_layout::<ApiLayout>()?.api;
+        let (key, peers) = (Arc::new(load_key(&files.key)?), PeersFile::new(files.peers));
+        let identities = Arc::new(Identities::default());
+        identities.replace(Source::Config, self.operators());
+        // Until the cluster is there, and while it has no majority.
+        let known = peers.read().unwrap_or_else(|error| {
+            tracing::warn!(
+                dn = DN,
+                "no other node is known until the cluster is there: {}",
+                error_chain(&error)
+            );
+            Vec::new()
+        });
+        identities.replace(Source::Nodes, known.iter().map(Peer::identity).collect());
         let ApiConfig { address, cluster_operators, .. } = self.0;
-        let api = Arc::new(Api { address, key, operators, cluster_operators });
+        let api = Arc::new(Api { address, key, identities, cluster_operators, peers });
         node.extensions().insert(Arc::clone(&api));
         Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
     }
@@ -110,7 +130,7 @@ impl PlannedRunnable for ApiPlan {
 
     fn apply(&self, extensions: &Extensions) {
         if let Some(api) = extensions.get::<Arc<Api>>() {
-            api.operators.replace(OperatorSource::Config, self.operators());
+            api.identities.replace(Source::Config, self.operators());
         }
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use self::api::serve_control;
-pub(crate) use self::api::{GRACE_PERIOD, control_router};
+pub(crate) use self::api::{GRACE_PERIOD, control_routes, to_router};
 use crate::config::NodedConfig;
 use crate::control::socket::{self, NodeSocket, SocketPath};
 use crate::dn::CONTROL as DN;

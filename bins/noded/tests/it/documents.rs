@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nodekeel_node::access::{Callers, NODE_METHODS};
+
 use crate::harness::{noded_command, run_nodectl};
 
 const A_KEY: &str = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg";
@@ -137,6 +139,12 @@ fn the_roles_in_the_document_are_those_that_the_node_enforces() {
         let printed: Vec<_> = row.split('`').skip(1).step_by(2).collect();
         let of_role = nodekeel_node::access::METHODS.iter().filter(|(_, least)| *least == role);
         assert_eq!(printed, of_role.map(|(method, _)| *method).collect::<Vec<_>>(), "{role}");
+    }
+    for (caller, callers) in [("node", Callers::Nodes)] {
+        let row = text.lines().find_map(|line| line.strip_prefix(&format!("| `{caller}` | "))).unwrap();
+        let printed: Vec<_> = row.split('`').skip(1).step_by(2).collect();
+        let of_caller = NODE_METHODS.iter().filter(|(_, table)| *table == callers);
+        assert_eq!(printed, of_caller.map(|(method, _)| *method).collect::<Vec<_>>(), "{caller}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The record of what operators on other machines have called, and of who was refused.
+//! The record of what operators on other machines and other nodes have called, and of who was refused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,14 +10,16 @@ use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use tonic::{Code, Status};
 
 use super::config::DN;
-use crate::access::{PublicKey, Role, least_role};
-use crate::caller::RemoteCaller;
+use super::identities::Identity;
+use crate::access::{Callers, Principal, PublicKey, Role, callers_of};
 
 /// Calls that only read, and calls that the role does not permit, have DNs of their own: however many there are, they evict no
 /// entry about an act.
 const READS_DN: &str = "root.api.reads";
 const DENIED_DN: &str = "root.api.denied";
 const CALLS_DN: &str = "root.api.calls";
+/// So have those of other nodes, which no person makes.
+const NODES_DN: &str = "root.api.nodes";
 
 /// Refusals are logged this often at most. Anyone who reaches the port can be refused: the entries must not evict others.
 const REFUSAL_PERIOD: Duration = Duration::from_secs(1);
@@ -27,9 +29,9 @@ const REFUSAL_BURST: u32 = 5;
 /// The reason why a connection was closed before its first call.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The key is not one of an operator.
+    /// The key is neither an operator's nor another node's.
     UnknownKey(PublicKey),
-    /// It does not speak TLS as an operator does, or not in time.
+    /// It does not speak TLS as they do, or not in time.
     Handshake(io::Error),
 }
 
@@ -51,8 +53,8 @@ impl Audit {
     }
 
     /// Records a call when it has its answer, or when the client no longer waits for one.
-    pub(super) fn begin(self: &Arc<Self>, caller: &RemoteCaller, path: &str) -> Call {
-        Call { audit: Arc::clone(self), caller: caller.clone(), path: path.to_owned(), code: None }
+    pub(super) fn begin(self: &Arc<Self>, caller: &Identity, address: SocketAddr, path: &str) -> Call {
+        Call { audit: Arc::clone(self), caller: caller.clone(), address, path: path.to_owned(), code: None }
     }
 
     /// Records a connection that was closed before its first call.
@@ -77,7 +79,8 @@ impl Audit {
 #[derive(Debug)]
 pub(super) struct Call {
     audit: Arc<Audit>,
-    caller: RemoteCaller,
+    caller: Identity,
+    address: SocketAddr,
     path: String,
     code: Option<Code>,
 }
@@ -92,7 +95,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let RemoteCaller { name, role, address } = &self.caller;
+        let Identity { name, principal, .. } = &self.caller;
         let method = method_name(&self.path);
         let result = match self.code {
             Some(Code::Ok) => "ok".to_owned(),
@@ -102,13 +105,19 @@ impl Drop for Call {
         };
         let (level, dn) = match self.code {
             Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
-            _ if least_role(&self.path) == Role::Reader => (Level::Info, READS_DN),
+            _ if *principal == Principal::Node => (Level::Info, NODES_DN),
+            _ if callers_of(&self.path) == Callers::Operators(Role::Reader) => (Level::Info, READS_DN),
             _ => (Level::Info, CALLS_DN),
         };
-        let message = LogMessage::new(level, format!("{method} by {name}: {result}"))
-            .with_field("operator", name.as_str())
-            .with_field("role", role.as_str())
-            .with_field("address", address.to_string())
+        let message = LogMessage::new(level, format!("{method} by {name}: {result}"));
+        let message = match principal {
+            Principal::Operator(role) => {
+                message.with_field("operator", name.as_str()).with_field("role", role.as_str())
+            }
+            Principal::Node => message.with_field("node", name.as_str()),
+        };
+        let message = message
+            .with_field("address", self.address.to_string())
             .with_field("method", method)
             .with_field("result", result);
         self.audit.write(dn, message);
@@ -148,7 +157,7 @@ impl RefusalLimit {
 
 /// The name of a method in its path, as messages and entries have it.
 pub(super) fn method_name(path: &str) -> &str {
-    // Only an operator can choose it, and nobody needs a longer one.
+    // Only who is admitted can choose it, and nobody needs a longer one.
     const MAX_BYTES: usize = 64;
     let name = path.rsplit('/').next().unwrap_or(path);
     if name.len() <= MAX_BYTES && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {

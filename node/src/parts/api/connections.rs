@@ -25,11 +25,13 @@ use tonic::transport::server::Connected;
 use super::audit::{Audit, Refusal};
 use super::config::ADDRESS_KEY;
 use super::gate::{RemotePeer, admit};
-use super::operators::{Api, Connection, Operators};
+use super::identities::{Api, Connection, Identities};
+use super::node_service::node_server;
+use super::peers::PeerWatch;
 use super::records::RecordWatch;
 use crate::access::{MismatchedKey, proved_key, server_config};
 use crate::control::callers::CallerNames;
-use crate::parts::control::{GRACE_PERIOD, control_router};
+use crate::parts::control::{GRACE_PERIOD, control_routes, to_router};
 use crate::running::RunningNode;
 
 /// The handshakes in progress. A further one takes the place of the oldest.
@@ -51,7 +53,7 @@ const RECORDS_BACKOFF: Duration = Duration::from_secs(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The runnable that serves the control API to operators on other machines.
+/// The runnable that serves the control API to operators on other machines, and other nodes of the cluster.
 pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnable {
     let audit = Arc::new(Audit::new(running.log_store.clone()));
     let listen = {
@@ -62,12 +64,14 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
         }
     };
     let callers = CallerNames::look_up();
-    let (node, operators) = (Arc::clone(&running), Arc::clone(&api.operators));
+    let (node, identities) = (Arc::clone(&running), Arc::clone(&api.identities));
     let router = move |ctx: &Context| {
-        let (operators, audit) = (Arc::clone(&operators), Arc::clone(&audit));
-        let routes = control_router(&node, callers.clone(), ctx).layer(axum::middleware::from_fn(
-            move |request, next| admit(Arc::clone(&operators), Arc::clone(&audit), request, next),
-        ));
+        let (identities, audit) = (Arc::clone(&identities), Arc::clone(&audit));
+        let routes = control_routes(&node, callers.clone(), ctx).add_service(node_server(&node));
+        // The gate is before all of them.
+        let routes = to_router(routes).layer(axum::middleware::from_fn(move |request, next| {
+            admit(Arc::clone(&identities), Arc::clone(&audit), request, next)
+        }));
         tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_CALLS)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
@@ -79,7 +83,7 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
     ApiServer { server, running, api }
 }
 
-/// The server, and below it the watch of the operators in the cluster, if the node admits them.
+/// The server, and below it the watches of the cluster's nodes, and of its operators if the node admits them.
 struct ApiServer<S> {
     server: S,
     running: Arc<RunningNode>,
@@ -90,19 +94,23 @@ impl<S: Runnable> Runnable for ApiServer<S> {
     fn run(&self, ctx: Context) -> RunFuture {
         let serving = self.server.run(ctx.clone());
         // Each part is prepared by now.
-        let cluster = self.running.extension::<ClusterNode>().filter(|_| self.api.cluster_operators);
-        let records = cluster.map(|cluster| {
+        let cluster = self.running.extension::<ClusterNode>();
+        // A node that was cut off learns of a removal soon after it is back.
+        let policy = || ChildPolicy {
+            backoff: Backoff { max: RECORDS_BACKOFF, ..Backoff::default() },
+            ..ChildPolicy::default()
+        };
+        let peers = cluster.clone().map(|cluster| {
+            let (api, volume) = (Arc::clone(&self.api), self.running.volume.clone());
+            ChildSpec::new("peers", PeerWatch { api, cluster, volume }).policy(policy())
+        });
+        let records = cluster.filter(|_| self.api.cluster_operators).map(|cluster| {
             let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
-            // A node that was cut off learns of a removal soon after it is back.
-            let policy = ChildPolicy {
-                backoff: Backoff { max: RECORDS_BACKOFF, ..Backoff::default() },
-                ..ChildPolicy::default()
-            };
-            ChildSpec::new("records", watch).policy(policy)
+            ChildSpec::new("records", watch).policy(policy())
         });
         Box::pin(async move {
-            if let Some(records) = records {
-                ctx.run_child_with(records)?;
+            for watch in peers.into_iter().chain(records) {
+                ctx.run_child_with(watch)?;
             }
             serving.await
         })
@@ -123,11 +131,11 @@ fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
         io::Error::new(source.kind(), text)
     };
     let listener = listen_http(address).and_then(TcpListener::from_std).map_err(refused)?;
-    let tls = server_config(&api.key, Arc::clone(&api.operators) as _).map_err(io::Error::other)?;
+    let tls = server_config(&api.key, Arc::clone(&api.identities) as _).map_err(io::Error::other)?;
     let accepting = Accepting {
         listener,
         tls: TlsAcceptor::from(tls),
-        operators: Arc::clone(&api.operators),
+        identities: Arc::clone(&api.identities),
         audit: Arc::clone(audit),
         handshakes: FuturesUnordered::new(),
         places: BTreeMap::new(),
@@ -150,7 +158,7 @@ struct Ended {
 struct Accepting {
     listener: TcpListener,
     tls: TlsAcceptor,
-    operators: Arc<Operators>,
+    identities: Arc<Identities>,
     audit: Arc<Audit>,
     handshakes: FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>,
     /// By number: the oldest is the first. Canceled when it loses its place.
@@ -159,7 +167,7 @@ struct Accepting {
 }
 
 impl Accepting {
-    /// The next connection whose client has proved the key of an operator.
+    /// The next connection whose client has proved a key that is admitted.
     async fn next_connection(&mut self) -> io::Result<AbortableConnection<ApiConnection>> {
         loop {
             tokio::select! {
@@ -210,14 +218,14 @@ impl Accepting {
         })?;
         let no_key = || Refusal::Handshake(io::ErrorKind::InvalidData.into());
         let key = proved_key(tls.get_ref().1).ok_or_else(no_key)?;
-        // The operator may have been removed during the handshake.
-        let place = self.operators.connect(key).ok_or(Refusal::UnknownKey(key))?;
+        // Its record may have been removed during the handshake.
+        let place = self.identities.connect(key).ok_or(Refusal::UnknownKey(key))?;
         let closed = place.closed();
         Ok(AbortableConnection::new(ApiConnection { tls, address, place }, closed))
     }
 }
 
-/// An operator's connection.
+/// A connection whose client has proved its key.
 #[derive(Debug)]
 pub(super) struct ApiConnection {
     tls: TlsStream<TcpStream>,

@@ -6,29 +6,32 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use tonic::Status;
 
 use super::config::{ApiConfig, NAME};
-use super::operators::Api;
+use super::identities::Api;
+use super::is_on;
 use super::records;
-use crate::access::{InvalidKey, InvalidRole};
+use crate::access::{InvalidKey, InvalidRole, Principal};
 use crate::running::RunningNode;
 use crate::v1;
 
 /// The answer to a request for the operators.
 #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
 pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsResponse, Status> {
-    let is_on = running.plan().config.section::<ApiConfig>(NAME).is_some();
     let off = || {
         Status::failed_precondition(
             "this node has no API for other machines: set api.address in its configuration",
         )
     };
     // A reload that switches it off leaves the extension.
-    let api = running.extension::<Arc<Api>>().filter(|_| is_on).ok_or_else(off)?;
-    let operators = api.operators.list().into_iter().map(|(operator, connections)| v1::Operator {
-        name: operator.name,
-        key: operator.key.to_string(),
-        role: operator.role.to_string(),
-        source: operator.source.as_str().into(),
-        connections: u32::try_from(connections).unwrap_or(u32::MAX),
+    let api = running.extension::<Arc<Api>>().filter(|_| is_on(&running.plan().config)).ok_or_else(off)?;
+    let operators = api.identities.list().into_iter().filter_map(|(identity, connections)| {
+        let Principal::Operator(role) = identity.principal else { return None };
+        Some(v1::Operator {
+            name: identity.name,
+            key: identity.key.to_string(),
+            role: role.to_string(),
+            source: identity.source.as_str().into(),
+            connections: u32::try_from(connections).unwrap_or(u32::MAX),
+        })
     });
     Ok(v1::OperatorsResponse {
         address: api.address.to_string(),

@@ -9,11 +9,11 @@ use axum::response::Response;
 use tonic::Status;
 
 use super::audit::{Audit, method_name};
-use super::operators::{Operator, Operators};
-use crate::access::{PublicKey, least_role};
+use super::identities::{Identities, Identity};
+use crate::access::{Callers, Principal, PublicKey, callers_of};
 use crate::caller::RemoteCaller;
 
-/// The operator behind a call, as its connection knows it: the key that it has proved.
+/// The client of a call, as its connection knows it: the key that it has proved.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RemotePeer {
     pub(super) key: PublicKey,
@@ -22,26 +22,26 @@ pub(super) struct RemotePeer {
 
 /// Admits a call, or answers it with the reason, and records both.
 pub(super) async fn admit(
-    operators: Arc<Operators>,
+    identities: Arc<Identities>,
     audit: Arc<Audit>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let peer = request.extensions().get::<RemotePeer>().copied();
-    // The role of this moment counts: the connection is closed when it changes, but that takes a moment.
-    let caller = peer.and_then(|peer| {
-        let Operator { name, role, .. } = operators.find(&peer.key)?;
-        Some(RemoteCaller { name, role, address: peer.address })
-    });
-    let Some(caller) = caller else {
-        return Status::permission_denied("permission denied: this key is not one of an operator")
-            .into_http();
+    // The record of this moment counts: the connection is closed when it changes, but that takes a moment.
+    let caller = peer.and_then(|peer| Some((identities.find(&peer.key)?, peer.address)));
+    let Some((identity, address)) = caller else {
+        return Status::permission_denied("permission denied: this key is not admitted any more").into_http();
     };
     let path = request.uri().path().to_owned();
-    let call = audit.begin(&caller, &path);
-    let response = match check_role(&caller, &path) {
+    let call = audit.begin(&identity, address, &path);
+    let response = match check_caller(&identity, &path) {
         Ok(()) => {
-            request.extensions_mut().insert(caller);
+            let Identity { name, key, principal, .. } = identity;
+            match principal {
+                Principal::Operator(_) => _ = request.extensions_mut().insert(RemoteCaller { name, address }),
+                Principal::Node => _ = request.extensions_mut().insert(CallingNode { key }),
+            }
             next.run(request).await
         }
         Err(status) => status.into_http(),
@@ -50,32 +50,64 @@ pub(super) async fn admit(
     response
 }
 
+/// The node behind a call: the service for nodes finds it in an admitted request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallingNode {
+    pub(super) key: PublicKey,
+}
+
 #[allow(clippy::result_large_err, reason = "it is the answer of a call")]
-fn check_role(caller: &RemoteCaller, path: &str) -> Result<(), Status> {
-    let least = least_role(path);
-    if caller.role >= least {
+fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
+    let callers = callers_of(path);
+    if callers.contains(caller.principal) {
         return Ok(());
     }
-    Err(Status::permission_denied(format!(
-        "permission denied: {} needs the role {least}, and {} has the role {}; an admin of the node can change it",
-        method_name(path),
-        caller.name,
-        caller.role
-    )))
+    let (method, name) = (method_name(path), &caller.name);
+    Err(Status::permission_denied(match (callers, caller.principal) {
+        (Callers::Operators(least), Principal::Operator(role)) => format!(
+            "permission denied: {method} needs the role {least}, and {name} has the role {role}; an admin of the node can change it"
+        ),
+        (Callers::Operators(_), _) => {
+            format!("permission denied: {method} is for operators, and {name} is a node")
+        }
+        (Callers::Nodes, _) => format!("permission denied: {method} is for other nodes of the cluster"),
+    }))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::identities::Source;
     use super::*;
-    use crate::access::{METHODS, Role};
+    use crate::access::{METHODS, NODE_METHODS, PrivateKey, Role};
+
+    fn caller(name: &str, principal: Principal) -> Identity {
+        let key = PrivateKey::generate().expect("random numbers").public_key();
+        Identity { name: name.into(), key, principal, source: Source::Config }
+    }
+
+    #[test]
+    fn a_node_may_exactly_what_the_table_says() {
+        let node = caller("nodekeel-1", Principal::Node);
+        for (method, _) in METHODS {
+            let refused = check_caller(&node, &format!("/nodekeel.control.v1.Control/{method}"));
+            let refused = refused.expect_err("of operators");
+            assert!(refused.message().contains(&format!("{method} is for operators")), "{refused}");
+        }
+        check_caller(&node, "/example.v1.Echo/Say").expect_err("of the program");
+        for (method, callers) in NODE_METHODS {
+            let path = format!("/nodekeel.node.v1.Node/{method}");
+            assert_eq!(check_caller(&node, &path).is_ok(), *callers == Callers::Nodes, "{method}");
+            let refused = check_caller(&caller("alice", Principal::Operator(Role::Admin)), &path);
+            assert!(refused.expect_err("of nodes").message().contains("is for other nodes"));
+        }
+    }
 
     #[test]
     fn each_role_may_exactly_what_the_table_says() {
         for role in Role::ALL {
-            let caller =
-                RemoteCaller { name: "alice".into(), role, address: ([192, 0, 2, 9], 50_412).into() };
+            let caller = caller("alice", Principal::Operator(role));
             for (method, least) in METHODS {
-                let checked = check_role(&caller, &format!("/nodekeel.control.v1.Control/{method}"));
+                let checked = check_caller(&caller, &format!("/nodekeel.control.v1.Control/{method}"));
                 assert_eq!(checked.is_ok(), role >= *least, "{role} {method}");
                 if let Err(status) = checked {
                     assert_eq!(status.code(), tonic::Code::PermissionDenied);
@@ -88,7 +120,7 @@ mod tests {
                     );
                 }
             }
-            assert_eq!(check_role(&caller, "/example.v1.Echo/Say").is_ok(), role == Role::Admin);
+            assert_eq!(check_caller(&caller, "/example.v1.Echo/Say").is_ok(), role == Role::Admin);
         }
     }
 }

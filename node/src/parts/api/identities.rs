@@ -1,4 +1,4 @@
-//! The operators that a node admits, and their open connections.
+//! The keys that a node admits, those of operators and of other nodes, and their open connections.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -6,72 +6,77 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{AdmittedKeys, PrivateKey, PublicKey, Role};
+use super::peers::PeersFile;
+use crate::access::{AdmittedKeys, Principal, PrivateKey, PublicKey};
 
-/// The connections that one operator can have open. A further one closes the oldest.
+/// The connections that one key can have open. A further one closes the oldest.
 const MAX_CONNECTIONS: usize = 32;
 
-/// Where an operator is recorded.
+/// Where a key is recorded. A key that more than one has is what the first of them says: the key of a node may call nothing else
+/// because the cluster has it as an operator's, too, and no record of a node shuts out an operator of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum OperatorSource {
+pub(super) enum Source {
     /// In `api.operators` of the configuration.
     Config,
-    /// In the cluster's store, for all of its nodes.
+    /// In the cluster's store, as the key of one of its nodes.
+    Nodes,
+    /// In the cluster's store, as that of an operator of all of its nodes.
     Cluster,
 }
 
-impl OperatorSource {
+impl Source {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Config => "config",
+            Self::Nodes => "nodes",
             Self::Cluster => "cluster",
         }
     }
 }
 
-/// An operator: a key, and what it may.
+/// A key that is admitted, and what it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Operator {
+pub(crate) struct Identity {
+    /// That of the operator, or the id of the node.
     pub(super) name: String,
     pub(super) key: PublicKey,
-    pub(super) role: Role,
-    pub(super) source: OperatorSource,
+    pub(super) principal: Principal,
+    pub(super) source: Source,
 }
 
-/// The operators of a node, by their keys. A change of one closes its connections.
+/// The identities that a node admits, by their keys. A change of one closes its connections.
 #[derive(Debug, Default)]
-pub(crate) struct Operators(Mutex<State>);
+pub(crate) struct Identities(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    recorded: BTreeMap<OperatorSource, Vec<Operator>>,
+    recorded: BTreeMap<Source, Vec<Identity>>,
     /// By number: the oldest is the first.
     connections: BTreeMap<PublicKey, BTreeMap<u64, CancellationToken>>,
     next_number: u64,
 }
 
 impl State {
-    /// The operator with this key. One of the configuration comes before one of the cluster.
-    fn find(&self, key: &PublicKey) -> Option<&Operator> {
-        self.recorded.values().flatten().find(|operator| operator.key == *key)
+    fn find(&self, key: &PublicKey) -> Option<&Identity> {
+        self.recorded.values().flatten().find(|identity| identity.key == *key)
     }
 }
 
-impl Operators {
+impl Identities {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the operators of a source. Connections of an operator that is gone, or that is not the same, are closed.
-    pub(super) fn replace(&self, source: OperatorSource, operators: Vec<Operator>) {
+    /// Replaces the identities of a source. Connections of one that is gone, or that is not the same, are closed.
+    pub(super) fn replace(&self, source: Source, identities: Vec<Identity>) {
         let mut state = self.lock();
         let of_connections = |state: &State| -> Vec<_> {
             state.connections.keys().map(|key| (*key, state.find(key).cloned())).collect()
         };
         let before = of_connections(&state);
-        state.recorded.insert(source, operators);
-        for (key, operator) in before {
-            if state.find(&key) != operator.as_ref() {
+        state.recorded.insert(source, identities);
+        for (key, identity) in before {
+            if state.find(&key) != identity.as_ref() {
                 // They leave the map when they are dropped.
                 state
                     .connections
@@ -83,16 +88,16 @@ impl Operators {
         }
     }
 
-    /// The operator with this key, at this moment.
-    pub(super) fn find(&self, key: &PublicKey) -> Option<Operator> {
+    /// The identity with this key, at this moment.
+    pub(super) fn find(&self, key: &PublicKey) -> Option<Identity> {
         self.lock().find(key).cloned()
     }
 
-    /// All operators, with the number of their connections.
-    pub(super) fn list(&self) -> Vec<(Operator, usize)> {
+    /// All identities, with the number of their connections.
+    pub(super) fn list(&self) -> Vec<(Identity, usize)> {
         let state = self.lock();
-        let count = |operator: &Operator| state.connections.get(&operator.key).map_or(0, BTreeMap::len);
-        state.recorded.values().flatten().map(|operator| (operator.clone(), count(operator))).collect()
+        let count = |identity: &Identity| state.connections.get(&identity.key).map_or(0, BTreeMap::len);
+        state.recorded.values().flatten().map(|identity| (identity.clone(), count(identity))).collect()
     }
 
     /// Adds a connection whose client has proved this key; `None` if the key is not admitted any more.
@@ -110,20 +115,20 @@ impl Operators {
         }
         open.insert(number, closed.clone());
         drop(state);
-        Some(Connection { operators: Arc::clone(self), key, number, closed })
+        Some(Connection { identities: Arc::clone(self), key, number, closed })
     }
 }
 
-impl AdmittedKeys for Operators {
+impl AdmittedKeys for Identities {
     fn is_admitted(&self, key: &PublicKey) -> bool {
         self.lock().find(key).is_some()
     }
 }
 
-/// A connection of an operator, until it is dropped.
+/// A connection of an identity, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Connection {
-    operators: Arc<Operators>,
+    identities: Arc<Identities>,
     key: PublicKey,
     number: u64,
     closed: CancellationToken,
@@ -142,7 +147,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut state = self.operators.lock();
+        let mut state = self.identities.lock();
         if let Some(connections) = state.connections.get_mut(&self.key) {
             connections.remove(&self.number);
             if connections.is_empty() {
@@ -157,32 +162,35 @@ impl Drop for Connection {
 pub(crate) struct Api {
     pub(super) address: SocketAddr,
     pub(super) key: Arc<PrivateKey>,
-    pub(super) operators: Arc<Operators>,
+    pub(super) identities: Arc<Identities>,
     pub(super) cluster_operators: bool,
+    /// The other nodes of the cluster.
+    pub(super) peers: PeersFile,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Role;
 
     fn key() -> PublicKey {
         PrivateKey::generate().expect("random numbers").public_key()
     }
 
-    fn operator(name: &str, key: PublicKey, role: Role) -> Operator {
-        Operator { name: name.into(), key, role, source: OperatorSource::Config }
+    fn operator(name: &str, key: PublicKey, role: Role) -> Identity {
+        Identity { name: name.into(), key, principal: Principal::Operator(role), source: Source::Config }
     }
 
     #[test]
     fn a_change_of_an_operator_closes_its_connections_and_no_others() {
         let (alice, bob, carol) = (key(), key(), key());
-        let operators = Arc::new(Operators::default());
+        let identities = Arc::new(Identities::default());
         let set = |list: &[(&str, PublicKey, Role)]| {
             let list = list.iter().map(|(name, key, role)| operator(name, *key, *role)).collect();
-            operators.replace(OperatorSource::Config, list);
+            identities.replace(Source::Config, list);
         };
         set(&[("alice", alice, Role::Admin), ("bob", bob, Role::Admin), ("carol", carol, Role::Reader)]);
-        let open = || [alice, bob, carol].map(|key| operators.connect(key).expect("admitted"));
+        let open = || [alice, bob, carol].map(|key| identities.connect(key).expect("admitted"));
         let is_closed =
             |connections: &[Connection; 3]| connections.each_ref().map(|one| one.closed().is_cancelled());
         let first = open();
@@ -196,25 +204,46 @@ mod tests {
         assert_eq!(is_closed(&first), [false; 3]);
         set(&[("alice", alice, Role::Reader), ("carol", carol, Role::Reader)]);
         assert_eq!(is_closed(&first), [true, true, false]);
-        assert!(operators.connect(bob).is_none() && !operators.is_admitted(&bob));
-        assert_eq!(operators.find(&alice).map(|operator| operator.role), Some(Role::Reader));
+        assert!(identities.connect(bob).is_none() && !identities.is_admitted(&bob));
+        assert_eq!(
+            identities.find(&alice).map(|alice| alice.principal),
+            Some(Principal::Operator(Role::Reader))
+        );
         drop(first);
-        assert!(operators.lock().connections.is_empty(), "what is closed is forgotten");
+        assert!(identities.lock().connections.is_empty(), "what is closed is forgotten");
     }
 
     #[test]
     fn the_oldest_connection_of_an_operator_makes_room_for_its_newest() {
         let (alice, bob) = (key(), key());
-        let operators = Arc::new(Operators::default());
+        let identities = Arc::new(Identities::default());
         let list = vec![operator("alice", alice, Role::Reader), operator("bob", bob, Role::Reader)];
-        operators.replace(OperatorSource::Config, list);
-        let of_bob = operators.connect(bob).expect("admitted");
+        identities.replace(Source::Config, list);
+        let of_bob = identities.connect(bob).expect("admitted");
         let of_alice: Vec<_> =
-            (0..MAX_CONNECTIONS + 2).map(|_| operators.connect(alice).expect("admitted")).collect();
+            (0..MAX_CONNECTIONS + 2).map(|_| identities.connect(alice).expect("admitted")).collect();
         let closed = of_alice.iter().filter(|connection| connection.closed().is_cancelled()).count();
         assert_eq!(closed, 2);
         assert!(of_alice[0].closed().is_cancelled() && of_alice[1].closed().is_cancelled());
         assert!(!of_bob.closed().is_cancelled());
-        assert_eq!(operators.list()[1].1, 1);
+        assert_eq!(identities.list()[1].1, 1);
+    }
+
+    #[test]
+    fn the_key_of_a_node_is_no_operator_of_the_cluster_and_shuts_out_none_of_the_configuration() {
+        let (node, alice) = (key(), key());
+        let identities = Identities::default();
+        let of = |principal, source, keys: &[PublicKey]| {
+            let identity = |key: &PublicKey| Identity { name: "n".into(), key: *key, principal, source };
+            identities.replace(source, keys.iter().map(identity).collect());
+        };
+        of(Principal::Operator(Role::Admin), Source::Cluster, &[node]);
+        of(Principal::Node, Source::Nodes, &[node, alice]);
+        of(Principal::Operator(Role::Reader), Source::Config, &[alice]);
+        let found = |key| identities.find(&key).map(|identity| identity.principal);
+        assert_eq!(found(node), Some(Principal::Node));
+        assert_eq!(found(alice), Some(Principal::Operator(Role::Reader)));
+        of(Principal::Node, Source::Nodes, &[]);
+        assert_eq!(found(node), Some(Principal::Operator(Role::Admin)));
     }
 }

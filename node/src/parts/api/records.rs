@@ -17,8 +17,8 @@ use thiserror::Error;
 use tonic::Status;
 
 use super::config::{DN, is_valid_operator_name};
-use super::operators::{Api, Operator, OperatorSource, Operators};
-use crate::access::{PublicKey, Role};
+use super::identities::{Api, Identities, Identity, Source};
+use crate::access::{Principal, PublicKey, Role};
 use crate::error_chain::error_chain;
 
 /// The module and the namespace of the records.
@@ -43,11 +43,12 @@ fn record_key(name: &str) -> String {
 }
 
 /// The operator of a record; `None` if it is none that this release knows, for which nobody is admitted.
-fn parse_record(kv: &KeyValue) -> Option<Operator> {
+fn parse_record(kv: &KeyValue) -> Option<Identity> {
     let name = std::str::from_utf8(kv.key.strip_prefix(b"/")?).ok()?;
     let record = OperatorRecord::decode(&*kv.value).ok()?;
     let (key, role) = (record.key.parse().ok()?, record.role.parse().ok()?);
-    let operator = Operator { name: name.to_owned(), key, role, source: OperatorSource::Cluster };
+    let principal = Principal::Operator(role);
+    let operator = Identity { name: name.to_owned(), key, principal, source: Source::Cluster };
     is_valid_operator_name(name).then_some(operator)
 }
 
@@ -146,18 +147,18 @@ pub(super) struct RecordWatch {
 
 impl Runnable for RecordWatch {
     fn run(&self, ctx: Context) -> RunFuture {
-        let (operators, cluster) = (Arc::clone(&self.api.operators), self.cluster.clone());
+        let (identities, cluster) = (Arc::clone(&self.api.identities), self.cluster.clone());
         Box::pin(async move {
             tokio::select! {
                 canceled = ctx.canceled() => Err(canceled.into()),
-                failed = watch_cluster(&operators, &cluster, &ctx) => failed.map(|never| match never {}),
+                failed = watch_cluster(&identities, &cluster, &ctx) => failed.map(|never| match never {}),
             }
         })
     }
 }
 
 async fn watch_cluster(
-    operators: &Operators,
+    identities: &Identities,
     cluster: &ClusterNode,
     ctx: &Context,
 ) -> Result<Infallible, Failure> {
@@ -166,13 +167,13 @@ async fn watch_cluster(
         cluster.wait_phase_left(EnrolmentPhase::Failed).await;
     }
     let kv = cluster.namespaced_kv(NAMESPACE.0, NAMESPACE.1)?;
-    let never = watch(operators, kv, || ctx.signal_ready()).await?;
+    let never = watch(identities, kv, || ctx.signal_ready()).await?;
     Ok(never)
 }
 
 /// Applies the records, and each change of them. `ready` is called once they are known.
 async fn watch(
-    operators: &Operators,
+    identities: &Identities,
     kv: Arc<dyn KvStore>,
     ready: impl FnOnce() -> Result<(), nodekeel_supervisor::LifecycleSignalError>,
 ) -> Result<Infallible, Failure> {
@@ -198,7 +199,7 @@ async fn watch(
         if unknown > 0 {
             tracing::warn!(dn = DN, "{unknown} records of operators are not understood, and admit nobody");
         }
-        operators.replace(OperatorSource::Cluster, known);
+        identities.replace(Source::Cluster, known);
         if let Some(ready) = ready.take() {
             ready()?;
         }
@@ -235,7 +236,10 @@ mod tests {
         assert!(matches!(add(&kv, "a b", bob, Role::Admin).await, Err(RecordError::Name(_))));
         add(&kv, "alice", alice, Role::Reader).await.expect("another role");
         let stored = kv.get(b"/alice").await.expect("read").expect("there");
-        assert_eq!(parse_record(&stored).map(|operator| operator.role), Some(Role::Reader));
+        assert_eq!(
+            parse_record(&stored).map(|operator| operator.principal),
+            Some(Principal::Operator(Role::Reader))
+        );
         remove(&kv, "alice", false).await.expect("removed");
         assert!(matches!(remove(&kv, "alice", false).await, Err(RecordError::Unknown { .. })));
         let configured = remove(&kv, "alice", true).await.expect_err("in the configuration");
@@ -245,26 +249,26 @@ mod tests {
     #[tokio::test]
     async fn a_change_of_a_record_is_applied_when_it_is_made() {
         let (kv, alice, bob) = (Arc::new(MemoryKv::new()), key(), key());
-        let operators = Arc::new(Operators::default());
+        let identities = Arc::new(Identities::default());
         add(&*kv, "alice", alice, Role::Admin).await.expect("added");
         add(&*kv, "bob", bob, Role::Reader).await.expect("added");
         let (known, is_known) = tokio::sync::oneshot::channel();
         let watching = {
-            let (operators, kv) = (Arc::clone(&operators), Arc::clone(&kv));
+            let (identities, kv) = (Arc::clone(&identities), Arc::clone(&kv));
             tokio::spawn(async move {
                 let ready = || {
                     let _ = known.send(());
                     Ok(())
                 };
-                watch(&operators, kv, ready).await
+                watch(&identities, kv, ready).await
             })
         };
         is_known.await.expect("known");
-        let of_alice = operators.connect(alice).expect("admitted");
-        let of_bob = operators.connect(bob).expect("admitted");
+        let of_alice = identities.connect(alice).expect("admitted");
+        let of_bob = identities.connect(bob).expect("admitted");
         remove(&*kv, "alice", false).await.expect("removed");
         of_alice.closed().cancelled().await;
-        assert!(operators.find(&alice).is_none() && !of_bob.closed().is_cancelled());
+        assert!(identities.find(&alice).is_none() && !of_bob.closed().is_cancelled());
         add(&*kv, "bob", bob, Role::Operator).await.expect("another role");
         of_bob.closed().cancelled().await;
         // A record of a later release admits nobody, and hides no other.
@@ -272,7 +276,7 @@ mod tests {
         kv.put(b"/alice", &later).await.expect("written");
         kv.put(b"/x", b"\xff").await.expect("written");
         add(&*kv, "carol", key(), Role::Reader).await.expect("added");
-        let names = || operators.list().into_iter().map(|(operator, _)| operator.name).collect::<Vec<_>>();
+        let names = || identities.list().into_iter().map(|(operator, _)| operator.name).collect::<Vec<_>>();
         while names() != ["bob", "carol"] {
             tokio::task::yield_now().await;
         }

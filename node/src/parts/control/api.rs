@@ -13,6 +13,7 @@ use nodekeel_supervisor::process::ProcessHandle;
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor, wall_clock_time};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::suggestions::{NameError, resolve_name, unknown_dn_message};
@@ -63,14 +64,14 @@ pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) 
     };
     let callers = CallerNames::look_up();
     let router = move |ctx: &Context| {
-        let routes = control_router(&running, callers.clone(), ctx);
+        let routes = to_router(control_routes(&running, callers.clone(), ctx));
         tonic::transport::Server::builder().add_routes(routes.into())
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
 }
 
 /// All services of the node, for a server that runs in this context.
-pub(crate) fn control_router(running: &Arc<RunningNode>, callers: CallerNames, ctx: &Context) -> Router {
+pub(crate) fn control_routes(running: &Arc<RunningNode>, callers: CallerNames, ctx: &Context) -> Routes {
     let api = ControlService {
         running: Arc::clone(running),
         callers,
@@ -80,7 +81,11 @@ pub(crate) fn control_router(running: &Arc<RunningNode>, callers: CallerNames, c
     };
     let api = ControlServer::new(api).max_decoding_message_size(MAX_CALL_BYTES);
     // The services of the parts are read in each incarnation: a reload may have added some.
-    let routes = running.additions().services.routes.add_service(require_admission(api));
+    running.additions().services.routes.add_service(require_admission(api))
+}
+
+/// The router of these services, whose answers reach each client.
+pub(crate) fn to_router(routes: Routes) -> Router {
     routes.into_axum_router().layer(map_response(shorten_status))
 }
 

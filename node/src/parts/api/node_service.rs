@@ -1,0 +1,44 @@
+//! The calls of other nodes of the cluster.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use super::gate::CallingNode;
+use super::peer_keys::PeerKeys;
+use crate::blocking::run_blocking;
+use crate::node_v1::node_server::{Node, NodeServer};
+use crate::node_v1::{UnlockKeysRequest, UnlockKeysResponse};
+use crate::running::RunningNode;
+
+struct NodeService {
+    running: Arc<RunningNode>,
+}
+
+/// The service for other nodes, behind the gate.
+pub(super) fn node_server(running: &Arc<RunningNode>) -> NodeServer<impl Node> {
+    NodeServer::new(NodeService { running: Arc::clone(running) })
+}
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn unlock_keys(
+        &self,
+        request: Request<UnlockKeysRequest>,
+    ) -> Result<Response<UnlockKeysResponse>, Status> {
+        // The gate adds it to the call of a node. The request names no node: nobody asks for another.
+        let caller = request.extensions().get::<CallingNode>().copied();
+        let CallingNode { key } =
+            caller.ok_or_else(|| Status::permission_denied("the caller is not a node"))?;
+        let closed = || Status::unavailable("its own data volume is not open");
+        let volume = self.running.volume.handle_of_call().ok_or_else(closed)?;
+        let read = run_blocking(move || PeerKeys::read(volume.dir())).await;
+        let known =
+            read.map_err(|error| Status::internal(format!("it can't read the keys of its peers: {error}")))?;
+        let keys = known.into_keys(key, &request.get_ref().volume);
+        if keys.is_empty() {
+            return Err(Status::not_found("it has no key of this volume"));
+        }
+        Ok(Response::new(UnlockKeysResponse { keys }))
+    }
+}
