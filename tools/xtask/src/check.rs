@@ -12,7 +12,7 @@ use crate::report::Report;
 use crate::run::Log;
 use crate::setup;
 use crate::test::lanes::{Job, Lane, run_job};
-use crate::test::sample::Sample;
+use crate::test::sample::{SHARE, Sample};
 use crate::workspace::{self, Package, cargo, root, target_directory};
 
 const STEP_WITHIN: Duration = Duration::from_secs(30 * 60);
@@ -94,15 +94,17 @@ impl<'a> AloneStep<'a> {
     }
 }
 
-/// Each crate by default, and a sample of the other sets of features, in the order of the packages: one after another
-/// they share what they depend on. The rest is left out.
+/// Half of the crates by default, and fewer of the other sets of features, in the order of the packages: one after another
+/// they share what they depend on. The rest is left out, and is another one for each commit.
 fn alone_steps(packages: &[Package], sample: Sample) -> (Vec<AloneStep<'_>>, Vec<AloneStep<'_>>) {
     let of_package =
         |package| feature_sets(package).into_iter().map(move |features| AloneStep { package, features });
-    let (mut chosen, others): (Vec<_>, Vec<_>) =
+    let (by_default, others): (Vec<_>, Vec<_>) =
         packages.iter().flat_map(of_package).partition(|step| step.features.is_empty());
-    let (sampled, left_out) = sample.split(others, AloneStep::name);
+    let (mut chosen, mut left_out) = sample.split(by_default, 2, AloneStep::name);
+    let (sampled, others) = sample.split(others, SHARE, AloneStep::name);
     chosen.extend(sampled);
+    left_out.extend(others);
     chosen.sort_by_key(|step| packages.iter().position(|package| package.name == step.package.name));
     (chosen, left_out)
 }

@@ -12,7 +12,7 @@ use super::events::IgnoredTest;
 use crate::kernel_test::SEED;
 
 /// Of so many tests of a binary, one runs.
-const SHARE: usize = 8;
+pub(crate) const SHARE: usize = 8;
 const MARK: &str = "sampled: ";
 
 /// A choice of the sampled tests.
@@ -40,21 +40,26 @@ impl Sample {
     pub(crate) fn choose(self, tests: Vec<IgnoredTest>) -> (Vec<IgnoredTest>, Vec<IgnoredTest>) {
         let (sampled, mut chosen): (Vec<_>, Vec<_>) =
             tests.into_iter().partition(|test| test.reason.starts_with(MARK));
-        let (sampled, left_out) = self.split(sampled, |test| test.name.clone());
+        let (sampled, left_out) = self.split(sampled, SHARE, |test| test.name.clone());
         let unmarked = |test: IgnoredTest| IgnoredTest { reason: test.reason.replacen(MARK, "", 1), ..test };
         chosen.extend(sampled.into_iter().map(unmarked));
         (chosen, left_out)
     }
 
-    /// An eighth of some items, rounded up, and the others.
-    pub(crate) fn split<T>(self, mut items: Vec<T>, name: impl Fn(&T) -> String) -> (Vec<T>, Vec<T>) {
+    /// One of so many of some items, rounded up, and the others.
+    pub(crate) fn split<T>(
+        self,
+        mut items: Vec<T>,
+        share: usize,
+        name: impl Fn(&T) -> String,
+    ) -> (Vec<T>, Vec<T>) {
         let Self::Seeded(seed) = self else { return (items, Vec::new()) };
         items.sort_by_cached_key(|item| {
             let mut hasher = DefaultHasher::new();
             (seed, name(item)).hash(&mut hasher);
             hasher.finish()
         });
-        let left_out = items.split_off(items.len().div_ceil(SHARE));
+        let left_out = items.split_off(items.len().div_ceil(share));
         (items, left_out)
     }
 }
