@@ -170,7 +170,7 @@ impl NodeBuilder {
     }
 
     /// Asks this source for the cluster unlock key of a node that starts cold, for `storage.cold_start = "peers"`.
-    /// Default: none.
+    /// Default: the other nodes of the cluster, by their `[api]`.
     #[must_use]
     pub fn cluster_keys(mut self, source: impl ClusterKeySource) -> Self {
         self.deps.cluster_keys = Some(Arc::new(source));

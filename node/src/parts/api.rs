@@ -7,6 +7,7 @@ pub(crate) mod control;
 mod gate;
 mod identities;
 mod node_service;
+mod peer_client;
 mod peer_keys;
 mod peers;
 mod records;
@@ -21,7 +22,8 @@ use tonic::Extensions;
 
 use self::config::{ADDRESS_KEY, ApiConfig, DN, NAME};
 use self::connections::serve_api;
-use self::identities::{Api, Identities, Identity, Source};
+pub(crate) use self::identities::Api;
+use self::identities::{Identities, Identity, Source};
 use self::peers::{Peer, PeersFile};
 use crate::access::{InvalidKey, Principal, PrivateKey};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};

@@ -18,6 +18,7 @@ pub(crate) struct PartDeps {
     pub(crate) network: Option<Arc<dyn Network>>,
     /// The consensus of the cluster. Default: etcd.
     pub(crate) consensus: Option<ConsensusFactory>,
-    /// The source of the cluster unlock key of a node that starts cold: for `storage.cold_start = "peers"`. Default: none.
+    /// The source of the cluster unlock key of a node that starts cold: for `storage.cold_start = "peers"`.
+    /// Default: the other nodes of the cluster, by their `[api]`.
     pub(crate) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
 }

@@ -19,6 +19,7 @@ mod identity;
 pub(crate) mod keys;
 mod location;
 mod opener;
+mod peers;
 mod presence;
 mod reading;
 mod record;
@@ -46,6 +47,7 @@ use self::esp::mount_esp;
 use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
+use self::peers::PeerKeySource;
 use self::reencryption::VolumeReencryption;
 use self::scrub::VolumeScrub;
 use self::service::StorageService;
@@ -53,6 +55,7 @@ use self::tang::TangKeyStore;
 use self::tpm_seal::find_signer_problem;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
+use super::api::{Api, is_on as is_api_on};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::device_faults::DeviceFaults;
 use crate::dn::STORAGE as DN;
@@ -112,10 +115,13 @@ impl Part for StoragePart {
         }
         let cold_start = device.encryption.and_then(|encryption| encryption.cold_start);
         match (cold_start, &self.cluster_keys) {
-            (Some(ColdStart::Peers), None) => Err(ConfigViolation::new(
-                "storage.cold_start",
-                "this program has no way to ask the node's peers; choose \"operator\", \"tang\" or \"local\"",
-            )),
+            (Some(ColdStart::Peers), None) if config.cluster.is_none() || !is_api_on(config) => {
+                Err(ConfigViolation::new(
+                    "storage.cold_start",
+                    "\"peers\" requires [cluster] and [api], by which the nodes of a cluster ask each other; add them, or choose \
+                     \"operator\", \"tang\" or \"local\"",
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -213,7 +219,9 @@ impl fmt::Display for DevicePlan {
                         f.write_str(", opened by node and cluster, or by the node alone")?;
                     }
                     (KeyPolicy::Split, Some(ColdStart::Peers)) => {
-                        f.write_str(", opened by node and cluster, which its peers give it")?;
+                        f.write_str(
+                            ", opened by node and cluster, whose other nodes give it, or by an operator when all were off",
+                        )?;
                     }
                     (KeyPolicy::Split, Some(ColdStart::Tang)) => {
                         f.write_str(", opened by node and Tang server ")?;
@@ -297,7 +305,8 @@ impl PlannedRunnable for StoragePlan {
         let (volume, supervisor) = (node.running().volume.clone(), node.running().supervisor.clone());
         let config = node.config().storage.clone();
         let grace = node.config().node.grace;
-        let cluster_keys = tang.map(|tang| tang as _).or_else(|| self.asked_peers());
+        let api = node.extensions().get::<Arc<Api>>().cloned();
+        let cluster_keys = tang.map(|tang| tang as _).or_else(|| self.asked_peers(api, &unlock));
         let service = StorageService {
             opener,
             cluster_keys,
@@ -338,11 +347,18 @@ impl StoragePlan {
         (!servers.is_empty()).then(keys)
     }
 
-    /// The peers that are asked for the cluster's key, if that is configured.
-    fn asked_peers(&self) -> Option<Arc<dyn ClusterKeySource>> {
+    /// The peers that are asked for the cluster's key, if that is configured: those of the program, or the other nodes by the API.
+    fn asked_peers(
+        &self,
+        api: Option<Arc<Api>>,
+        unlock: &Arc<VolumeUnlock>,
+    ) -> Option<Arc<dyn ClusterKeySource>> {
         let VolumeSource::Device(plan) = &self.volume else { return None };
-        let cold_start = plan.config.encryption.as_ref()?.cold_start;
-        self.cluster_keys.clone().filter(|_| cold_start == Some(ColdStart::Peers))
+        if plan.config.encryption.as_ref()?.cold_start != Some(ColdStart::Peers) {
+            return None;
+        }
+        let by_api = |api| Arc::new(PeerKeySource { api, unlock: Arc::clone(unlock) }) as _;
+        self.cluster_keys.clone().or_else(|| api.map(by_api))
     }
 }
 

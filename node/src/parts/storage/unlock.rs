@@ -27,8 +27,8 @@ use super::reading::ReadingStatus;
 pub type ClusterKeysFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<UnlockKey>, Box<dyn Error + Send + Sync>>> + Send + 'a>>;
 
-/// Gets the cluster unlock key of a node that starts cold: from its peers, with `storage.cold_start = "peers"`. With
-/// `"tang"`, noded asks Tang servers.
+/// Gets the cluster unlock key of a node that starts cold. With `storage.cold_start = "peers"`, noded asks the other nodes of the
+/// cluster by their APIs, or the source of the program; with `"tang"`, Tang servers.
 ///
 /// # Contract
 /// - Its future may be dropped at any time.

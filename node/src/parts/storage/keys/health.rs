@@ -6,7 +6,7 @@ use nodekeel_localstorage::volume::{
     ColdStart, EncryptionStatus, HeaderRollback, KeyPolicy, SlotKind, UnlockSecret,
 };
 
-use super::plan::has_confirmed_passphrase;
+use super::plan::{has_confirmed_passphrase, needs_passphrase};
 use super::{ClusterKeyState, VolumeKeys};
 use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
@@ -91,7 +91,7 @@ impl KeyReport {
             is_with_tang: false,
             has_temporary_slot: !keeps_local && named(SlotKind::Local).next().is_some(),
             has_recovery,
-            lacks_passphrase: !has_recovery && status.cold_start == Some(ColdStart::Operator),
+            lacks_passphrase: !has_recovery && needs_passphrase(status),
             has_unconfirmed_recovery: named(SlotKind::Recovery).any(|slot| slot.is_unconfirmed),
             stale_slots: stale.count(),
             has_both_headers: status.has_both_headers,

@@ -14,7 +14,7 @@ pub(crate) struct SlotFacts {
     pub(super) has_local: bool,
     /// The confirmation of the newest cluster unlock key has something to do.
     pub(super) needs_confirmation: bool,
-    /// An operator is to open the volume after a power cut, and has confirmed no recovery passphrase.
+    /// An operator may have to open the volume after a power cut, and has confirmed no recovery passphrase.
     pub(super) lacks_passphrase: bool,
 }
 
@@ -30,8 +30,7 @@ impl SlotFacts {
             newest_split: generations(SlotKind::Split).max(),
             has_local: generations(SlotKind::Local).next().is_some(),
             needs_confirmation: status.needs_confirmation,
-            lacks_passphrase: status.cold_start == Some(ColdStart::Operator)
-                && !has_confirmed_passphrase(status),
+            lacks_passphrase: needs_passphrase(status) && !has_confirmed_passphrase(status),
         }
     }
 
@@ -39,6 +38,11 @@ impl SlotFacts {
     pub(super) fn needs_temporary_slot(&self) -> bool {
         self.has_local && self.lacks_passphrase
     }
+}
+
+/// Returns whether an operator may have to open the volume after a power cut: peers don't, when all of them were off.
+pub(super) fn needs_passphrase(status: &EncryptionStatus) -> bool {
+    matches!(status.cold_start, Some(ColdStart::Operator | ColdStart::Peers))
 }
 
 /// Returns whether an operator has typed a recovery passphrase of the volume since it was shown.

@@ -1,0 +1,99 @@
+//! The calls of this node to the others of its cluster.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use nodekeel_localstorage::volume::UnlockKey;
+use thiserror::Error;
+use tokio::time::timeout;
+use tonic::Status;
+
+use super::identities::Api;
+use super::peers::Peer;
+use crate::blocking::run_blocking;
+use crate::client::{ConnectError, connect_channel};
+use crate::error_chain::error_chain;
+use crate::node_v1::UnlockKeysRequest;
+use crate::node_v1::node_client::NodeClient;
+
+/// The time for a connection and a call. A node answers within milliseconds; one whose machine is off does not answer at all.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// No other node has given a key of the volume.
+#[derive(Debug, Error)]
+pub(crate) enum PeerKeysError {
+    #[error("can't read which nodes to ask for the other half of its key")]
+    Peers(#[source] std::io::Error),
+    #[error("this node knows no other node that has the other half of its key")]
+    Alone,
+    #[error("{}", describe_all(.0))]
+    Peer(Vec<PeerError>),
+}
+
+fn describe_all(errors: &[PeerError]) -> String {
+    let texts: Vec<_> = errors.iter().map(|error| error_chain(error)).collect();
+    texts.join("; ")
+}
+
+/// A node does not give the key.
+#[derive(Debug, Error)]
+#[error("node {} at {}", peer.id, peer.address)]
+pub(crate) struct PeerError {
+    peer: Peer,
+    #[source]
+    problem: PeerProblem,
+}
+
+#[derive(Debug, Error)]
+enum PeerProblem {
+    #[error("does not answer within {} s", CALL_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("does not admit this node: it was removed from the cluster, or its key is a new one")]
+    Removed,
+    #[error("can't be called")]
+    Connect(#[source] Box<ConnectError>),
+    #[error("{}", .0.message())]
+    Refused(Status),
+}
+
+impl Api {
+    /// Asks the other nodes for the cluster's half of the key of this node's volume, all at once, and returns what any of them has:
+    /// the copy of one that was cut off may be older.
+    pub(crate) async fn ask_unlock_keys(&self, volume: &str) -> Result<Vec<UnlockKey>, PeerKeysError> {
+        let file = self.peers.clone();
+        let peers = run_blocking(move || file.read()).await.map_err(PeerKeysError::Peers)?;
+        if peers.is_empty() {
+            return Err(PeerKeysError::Alone);
+        }
+        let (mut keys, mut errors) = (Vec::<UnlockKey>::new(), Vec::new());
+        for (peer, answer) in join_all(peers.into_iter().map(|peer| self.ask_peer(peer, volume))).await {
+            match answer {
+                Ok(given) => given.into_iter().for_each(|key| {
+                    if keys.iter().all(|known| known.expose_bytes() != key.expose_bytes()) {
+                        keys.push(key);
+                    }
+                }),
+                Err(problem) => errors.push(PeerError { peer, problem }),
+            }
+        }
+        if keys.is_empty() { Err(PeerKeysError::Peer(errors)) } else { Ok(keys) }
+    }
+
+    async fn ask_peer(&self, peer: Peer, volume: &str) -> (Peer, Result<Vec<UnlockKey>, PeerProblem>) {
+        let asked = timeout(CALL_TIMEOUT, self.call_peer(&peer, volume)).await;
+        (peer, asked.unwrap_or(Err(PeerProblem::Timeout)))
+    }
+
+    async fn call_peer(&self, peer: &Peer, volume: &str) -> Result<Vec<UnlockKey>, PeerProblem> {
+        let channel = connect_channel(peer.address.to_string(), peer.key, &self.key).await;
+        let channel = channel.map_err(|error| match error {
+            ConnectError::UnknownOperator { .. } => PeerProblem::Removed,
+            other => PeerProblem::Connect(Box::new(other)),
+        })?;
+        let request = UnlockKeysRequest { volume: volume.to_owned() };
+        let answer = NodeClient::new(channel).unlock_keys(request).await.map_err(PeerProblem::Refused)?;
+        // Bytes of another length open no volume.
+        let keys = answer.into_inner().keys.into_iter().filter_map(|key| UnlockKey::from_bytes(&key).ok());
+        Ok(keys.collect())
+    }
+}
