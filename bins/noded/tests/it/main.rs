@@ -26,6 +26,7 @@ mod many_services;
 mod nodectl;
 mod operator;
 mod own_memory;
+mod peers;
 mod planned_stop;
 mod ports;
 mod preseed;

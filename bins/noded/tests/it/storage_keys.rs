@@ -47,6 +47,14 @@ pub(crate) async fn add_recovery(node: &mut DeviceNode) -> RecoveryPassphrase {
     added.unwrap().into_inner().passphrase.unwrap()
 }
 
+/// Adds a passphrase, as an operator who has typed it back.
+pub(crate) async fn confirm_recovery(node: &mut DeviceNode) -> RecoveryPassphrase {
+    let passphrase = add_recovery(node).await;
+    let request = ConfirmRecoveryPassphraseRequest { passphrase: Some(passphrase.clone()) };
+    node.client.confirm_recovery_passphrase(request).await.unwrap();
+    passphrase
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn keys_of_node_and_cluster_are_rotated_and_a_lost_half_needs_the_recovery_passphrase() {
@@ -133,6 +141,8 @@ async fn a_node_that_starts_cold_opens_its_volume_by_the_key_of_its_peers_alone(
     let member = VolumeMember::split("peers").await;
     let mut node = start_with_peers(&member, Vec::new()).await;
     let running = wait_running(&mut node).await;
+    confirm_recovery(&mut node).await;
+    wait_temporary_removed(&mut node).await;
     let encryption = wait_cluster_key(&mut node, "stored").await;
     let (nodes, id) = cluster_store(&node);
     let stored = nodes.load_unlock_keys(&id, &encryption.volume).await.unwrap();
@@ -154,6 +164,6 @@ async fn a_node_that_starts_cold_opens_its_volume_by_the_key_of_its_peers_alone(
     let mut node = start_with_peers(&member, vec![wrong, right]).await;
     let again = wait_running(&mut node).await;
     assert_eq!((again.node, again.cluster), (running.node, running.cluster));
-    assert_eq!(slots(&wait_cluster_key(&mut node, "stored").await), ["split 1"]);
+    assert_eq!(slots(&wait_cluster_key(&mut node, "stored").await), ["recovery 1", "split 1"]);
     node.stop().await;
 }

@@ -10,6 +10,7 @@ mod tickets;
 use std::fs;
 use std::process::{Command, Stdio};
 
+use nodekeel_node::node::NodeHandle;
 use serde_json::Value;
 use testbed::{PrivateNetwork, ScratchDir, gotool, tools};
 
@@ -53,7 +54,7 @@ impl MemberFixture {
     }
 
     /// Starts it, and does not wait for its cluster.
-    fn spawn(&self, scratch: ScratchDir) -> NodedProcess {
+    pub(crate) fn spawn(&self, scratch: ScratchDir) -> NodedProcess {
         let mut noded = NodedProcess::spawn(scratch, &self.config, &[], |command| {
             if let Some(network) = &self.network {
                 // The same process: ip(8) executes it.
@@ -74,6 +75,11 @@ impl MemberFixture {
         noded
     }
 
+    /// Starts it in this process.
+    pub(crate) fn start_here(&self, scratch: &ScratchDir) -> NodeHandle {
+        NodeHandle::builder("test.toml", &*self.config).data(scratch.path().join("data")).start().unwrap()
+    }
+
     pub(crate) fn start_new(&self) -> NodedProcess {
         self.start(ScratchDir::new().unwrap())
     }
@@ -90,7 +96,7 @@ impl MemberFixture {
 
 /// The ids of a node that is in its cluster and of the cluster, once the node takes part: a busy machine may elect
 /// another leader at any moment, and until then each member is `Unhealthy`.
-fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
+pub(crate) fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
     wait("the node to take part in its cluster", || {
         let status = noded.nodectl(&["-o", "json", "cluster", "status"]).json();
         let state = &status["state"];
