@@ -123,7 +123,7 @@ impl<S: Runnable> Runnable for ApiServer<S> {
 
 type Connections = Pin<Box<dyn Stream<Item = io::Result<AbortableConnection<ApiConnection>>> + Send>>;
 
-fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
+pub(super) fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
     let address = api.address;
     let refused = |source: io::Error| {
         let text =

@@ -96,7 +96,7 @@ impl PeersFile {
     }
 
     /// Writes them, if they are others. It blocks.
-    fn write(&self, peers: &[Peer]) -> io::Result<()> {
+    pub(super) fn write(&self, peers: &[Peer]) -> io::Result<()> {
         let text: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         if self.0.read_if_present().is_ok_and(|found| found.unwrap_or_default() == text.as_bytes()) {
             return Ok(());
