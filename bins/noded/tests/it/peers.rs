@@ -165,7 +165,7 @@ fn peers_are_asked_by_the_api_of_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_split_volume_opens_by_the_other_nodes_without_a_majority_until_its_node_is_removed() {
     let ports = [(); 2].map(|()| reserve_port().unwrap());
     let member = VolumeMember::split("peers").await;

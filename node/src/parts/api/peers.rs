@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::PeerUrl;
-use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase, EnrolmentState};
+use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
 use nodekeel_cluster::node::{InvalidNodeId, KnownNode, NodeApi, NodeId};
 use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
@@ -132,13 +132,14 @@ impl Runnable for PeerWatch {
 
 impl PeerWatch {
     async fn follow(&self, ctx: &Context) -> Result<(), Failure> {
-        // A node that waits for a ticket has no peers: it is new, or was reset.
-        if let EnrolmentState::Waiting(_) = self.cluster.wait_phase_left(EnrolmentPhase::New).await {
-            self.apply(None, Vec::new()).await?;
-        }
-        // The state of the run before is replaced when this one starts.
-        while self.cluster.wait_finished().await.is_err() {
-            self.cluster.wait_phase_left(EnrolmentPhase::Failed).await;
+        ctx.signal_not_ready("the node is not in its cluster: see `nodectl cluster status`")?;
+        let mut phase = EnrolmentPhase::New;
+        while phase != EnrolmentPhase::Running {
+            phase = self.cluster.wait_phase_left(phase).await.phase();
+            // A node that waits for a ticket has no peers: it is new, or was reset.
+            if phase == EnrolmentPhase::Waiting {
+                self.apply(None, Vec::new()).await?;
+            }
         }
         let (nodes, this) = (self.cluster.node_store()?, self.cluster.cluster_identity()?.node_id);
         let api = NodeApi { key: self.api.key.public_key().to_bytes(), address: self.reached_address()? };
