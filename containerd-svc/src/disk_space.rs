@@ -106,6 +106,19 @@ impl DiskSpace {
         Self { available, ..self }
     }
 
+    /// The space of it that others have not claimed.
+    pub(crate) fn without(self, claimed: DiskUsage) -> Self {
+        let available = DiskUsage {
+            bytes: self.available.bytes.saturating_sub(claimed.bytes),
+            // A disk without a limit of them has no less.
+            inodes: match self.available.inodes {
+                u64::MAX => u64::MAX,
+                inodes => inodes.saturating_sub(claimed.inodes),
+            },
+        };
+        Self { available, ..self }
+    }
+
     /// Checks that something fits.
     pub(crate) fn check_fits(self, needed: DiskUsage, what: &str) -> Result<(), ImageStoreError> {
         let Self { available, reserve } = self;

@@ -8,7 +8,7 @@ mod space;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Seek as _, SeekFrom};
+use std::io::{self, Seek as _, SeekFrom};
 use std::sync::Arc;
 
 use crate::archive::{ArchiveContents, ArchiveError};
@@ -16,8 +16,9 @@ use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason}
 use crate::image::{Descriptor, Image, ImageLayer, Labels};
 use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
 use crate::store::{ImportSession, IncomingBlob, ReadPace};
-use crate::{Digest, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedImage};
+use crate::{Digest, DiskUsage, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedImage};
 
+use bridge::ArchiveReading;
 use index::{ArchiveIndex, Judgement};
 use names::ImageCandidates;
 use progress::{ProgressReader, ReadProgress};
@@ -56,64 +57,121 @@ pub struct ImportedImages {
 /// Imports a bundle and returns the images that it listed; an error if there is none.
 pub(crate) async fn import_bundle(
     job: ImportJob<'_>,
-    mut file: File,
-    listing: &mut ImageMapper<'_>,
-) -> Result<ImportedImages, BundleError> {
-    if !job.unpack {
-        return import_once(job, file, listing).await;
-    }
-    let failed = |error| BundleError::Archive(ArchiveError::Io(error));
-    let start = file.stream_position().map_err(failed)?;
-    let mut again = file.try_clone().map_err(failed)?;
-    match import_once(job, file, listing).await {
-        // Nothing of it is listed yet.
-        Err(BundleError::Damaged(error)) => {
-            tracing::warn!(
-                "reading the archive again, for content of containerd is damaged: {}",
-                error_chain(&error)
-            );
-            again.seek(SeekFrom::Start(start)).map_err(failed)?;
-            import_once(job, again, listing).await
-        }
-        done => done,
-    }
-}
-
-async fn import_once(
-    job: ImportJob<'_>,
     file: File,
     listing: &mut ImageMapper<'_>,
 ) -> Result<ImportedImages, BundleError> {
-    let index = ArchiveIndex::read(&file).await?;
-    // Before anything is written: what is for another platform, or no archive of images, never is.
-    let judgement = match &index {
-        Some(index) => index.judge(job).await?,
-        None => Judgement::default(),
-    };
-    let import = job.scope.store.begin_import(job.scope.namespace).await?;
-    let judged = index.as_ref().map(|index| (index, &judgement));
-    let (mut import, read) = match space::check_archive_fits(job, &file, judged, &*import).await {
-        // The session moves to the thread that reads the archive, and comes back with the result.
-        Ok(()) => {
-            let file = ProgressReader::new(file, job.progress.cloned());
-            bridge::read_archive(file, job.scope.limits.clone(), judgement.wanted, import).await
+    let archive = JudgedArchive::judge(job, file).await?;
+    let reading = archive.start_reading(job, DiskUsage::default()).await?;
+    archive.finish(job, reading, listing).await
+}
+
+/// The archive of a bundle, of which nothing is written yet.
+#[derive(Debug)]
+pub(crate) struct JudgedArchive {
+    file: File,
+    start: u64,
+    index: Option<ArchiveIndex>,
+    judgement: Judgement,
+}
+
+/// An archive whose content is being written.
+#[derive(Debug)]
+pub(crate) struct ReadingArchive {
+    reading: ArchiveReading,
+    /// What it may take of the disk, as far as that is known.
+    pub(crate) claim: DiskUsage,
+}
+
+impl JudgedArchive {
+    pub(crate) async fn judge(job: ImportJob<'_>, mut file: File) -> Result<Self, BundleError> {
+        let start = file.stream_position().map_err(io_error)?;
+        let index = ArchiveIndex::read(&file).await?;
+        // Before anything is written: what is for another platform, or no archive of images, never is.
+        let judgement = match &index {
+            Some(index) => index.judge(job).await?,
+            None => Judgement::default(),
+        };
+        Ok(Self { file, start, index, judgement })
+    }
+
+    /// The blobs that an import may write; `None` of a compressed archive, where reading it finds out.
+    pub(crate) fn blobs(&self) -> Option<BTreeSet<Digest>> {
+        self.index.as_ref().map(|index| index.wanted_blobs(&self.judgement))
+    }
+
+    /// Starts to write the content, if it fits besides what other imports have claimed. Nothing is listed.
+    pub(crate) async fn start_reading(
+        &self,
+        job: ImportJob<'_>,
+        claimed: DiskUsage,
+    ) -> Result<ReadingArchive, BundleError> {
+        let file = self.file.try_clone().map_err(io_error)?;
+        let import = job.scope.store.begin_import(job.scope.namespace).await?;
+        let judged = self.index.as_ref().map(|index| (index, &self.judgement));
+        match space::check_archive_fits(job, &file, judged, &*import, claimed).await {
+            Ok(claim) => {
+                let file = ProgressReader::new(file, job.progress.cloned());
+                let (limits, wanted) = (job.scope.limits.clone(), self.judgement.wanted.clone());
+                Ok(ReadingArchive { reading: ArchiveReading::start(file, limits, wanted, import), claim })
+            }
+            Err(error) => {
+                finish_session(import).await;
+                Err(error)
+            }
         }
-        Err(error) => (Some(import), Err(error)),
-    };
-    let done = match (&mut import, read) {
-        (Some(import), Ok(contents)) => finish_import(job, &contents, &mut **import, listing).await,
-        (_, Err(wrong)) => Err(wrong),
-        (None, Ok(_)) => Err(ImageStoreError::BeginImport("import session lost".into()).into()),
-    };
-    // Also after a failure, so that unneeded content is collected immediately.
-    let finished = match import {
-        Some(import) => import.finish().await,
-        None => Ok(()),
-    };
-    if let Err(error) = finished {
+    }
+
+    /// Waits until its content is written, and lists its images.
+    pub(crate) async fn finish(
+        mut self,
+        job: ImportJob<'_>,
+        reading: ReadingArchive,
+        listing: &mut ImageMapper<'_>,
+    ) -> Result<ImportedImages, BundleError> {
+        match reading.finish(job, listing).await {
+            // Nothing of it is listed yet.
+            Err(BundleError::Damaged(error)) => {
+                tracing::warn!(
+                    "reading the archive again, for content of containerd is damaged: {}",
+                    error_chain(&error)
+                );
+                self.file.seek(SeekFrom::Start(self.start)).map_err(io_error)?;
+                let again = Self::judge(job, self.file).await?;
+                again.start_reading(job, DiskUsage::default()).await?.finish(job, listing).await
+            }
+            done => done,
+        }
+    }
+}
+
+impl ReadingArchive {
+    async fn finish(
+        self,
+        job: ImportJob<'_>,
+        listing: &mut ImageMapper<'_>,
+    ) -> Result<ImportedImages, BundleError> {
+        let (mut import, read) = self.reading.finish().await;
+        let done = match (&mut import, read) {
+            (Some(import), Ok(contents)) => finish_import(job, &contents, &mut **import, listing).await,
+            (_, Err(wrong)) => Err(wrong),
+            (None, Ok(_)) => Err(ImageStoreError::BeginImport("import session lost".into()).into()),
+        };
+        if let Some(import) = import {
+            finish_session(import).await;
+        }
+        done
+    }
+}
+
+/// Ends a session, also after a failure, so that unneeded content is collected immediately.
+async fn finish_session(import: Box<dyn ImportSession>) {
+    if let Err(error) = import.finish().await {
         tracing::warn!(error = %error_chain(&error), "finishing the import failed; its unlisted content expires within a day");
     }
-    done
+}
+
+fn io_error(error: io::Error) -> BundleError {
+    BundleError::Archive(ArchiveError::Io(error))
 }
 
 /// An error with its causes, for the log.

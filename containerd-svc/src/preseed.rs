@@ -511,7 +511,8 @@ impl Preseed {
         ReadingBundle { preseed: self, bundle, progress }
     }
 
-    /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle or image does not affect the
+    /// Processes all bundles, and logs a line for each. Up to four uncompressed ones that share no content are written at once, unless
+    /// layers are unpacked; their images are listed in the order of the bundles. An invalid bundle or image does not affect the
     /// others, and neither does a namespace whose images can't be listed. What bundles no longer bring loses its marks and its pin at the end.
     ///
     /// # Errors

@@ -7,32 +7,47 @@ use std::io::Read;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::archive::{self, ArchiveContents, BlobSink, ReadError, WantedFiles};
 use crate::error::BundleError;
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
 use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
 
-/// Reads an archive into an import session, on a dedicated thread. When this future is dropped, the thread
-/// stops at its next chunk and drops the session.
-pub(super) async fn read_archive(
-    file: impl Read + Send + 'static,
-    limits: ImportLimits,
-    wanted: WantedFiles,
-    import: Box<dyn ImportSession>,
-) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
-    // Dropped with this future, which ends the thread's next wait for the store.
-    let (_keep_reading, stopped) = oneshot::channel::<Infallible>();
-    let runtime = Handle::current();
-    let reading = spawn_blocking(move || {
-        let mut bridge = StoreBridge { runtime, cancelled: stopped, import, writer: None };
-        let read = archive::read_archive(file, &limits, &wanted, &mut bridge);
-        (bridge.import, read)
-    });
-    match reading.await {
-        Ok((import, read)) => (Some(import), read.map_err(bundle_error)),
-        Err(panicked) => (None, Err(ImageStoreError::BeginImport(panicked.into()).into())),
+/// An archive that a dedicated thread reads into an import session. When this is dropped, the thread stops at its next
+/// chunk and drops the session.
+#[derive(Debug)]
+pub(super) struct ArchiveReading {
+    read: JoinHandle<(Box<dyn ImportSession>, Result<ArchiveContents, ReadError<ImageStoreError>>)>,
+    /// Dropped with this value, which ends the thread's next wait for the store.
+    _keep_reading: oneshot::Sender<Infallible>,
+}
+
+impl ArchiveReading {
+    pub(super) fn start(
+        file: impl Read + Send + 'static,
+        limits: ImportLimits,
+        wanted: WantedFiles,
+        import: Box<dyn ImportSession>,
+    ) -> Self {
+        let (_keep_reading, stopped) = oneshot::channel();
+        let runtime = Handle::current();
+        let read = spawn_blocking(move || {
+            let mut bridge = StoreBridge { runtime, cancelled: stopped, import, writer: None };
+            let read = archive::read_archive(file, &limits, &wanted, &mut bridge);
+            (bridge.import, read)
+        });
+        Self { read, _keep_reading }
+    }
+
+    /// Waits for its end; the session comes back with the result.
+    pub(super) async fn finish(
+        self,
+    ) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
+        match self.read.await {
+            Ok((import, read)) => (Some(import), read.map_err(bundle_error)),
+            Err(panicked) => (None, Err(ImageStoreError::BeginImport(panicked.into()).into())),
+        }
     }
 }
 

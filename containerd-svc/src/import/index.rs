@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::task::spawn_blocking;
 
 use super::names::{ImageCandidates, add_layout_images, parse_document};
-use super::{ImportJob, choose_images, main_reason};
+use super::{ImportJob, choose_images, io_error, main_reason};
 use crate::archive::{
     ArchiveError, ArchiveOutline, FilePlace, WantedFiles, digest_from_name, measure_layer, read_outline,
 };
@@ -158,6 +158,14 @@ impl ArchiveIndex {
         read.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
+    /// The blobs among the files that an import reads.
+    pub(super) fn wanted_blobs(&self, Judgement { wanted, .. }: &Judgement) -> BTreeSet<Digest> {
+        match wanted {
+            Some(wanted) => wanted.iter().filter_map(|name| digest_from_name(name)).collect(),
+            None => self.blobs.keys().copied().collect(),
+        }
+    }
+
     /// What of the archive is not in the store yet and is to be written: files, and what unpacking their layers takes, which
     /// is put into the memory of the job. The layers are counted up to `room`.
     pub(super) async fn measure(
@@ -220,10 +228,6 @@ impl ArchiveIndex {
             Err(_) => Ok(DiskUsage::default()),
         }
     }
-}
-
-fn io_error(error: io::Error) -> BundleError {
-    BundleError::Archive(ArchiveError::Io(error))
 }
 
 fn measure_place(

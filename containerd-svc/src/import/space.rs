@@ -57,17 +57,21 @@ impl MeasuredFiles {
     }
 }
 
-/// Checks that what the store lacks of the archive fits on its disk.
+/// Checks that what the store lacks of the archive fits on its disk, besides what other imports have claimed of it. Returns
+/// what it takes at most, as far as that is known.
 pub(super) async fn check_archive_fits(
     job: ImportJob<'_>,
     file: &File,
     judged: Option<(&ArchiveIndex, &Judgement)>,
     import: &dyn ImportSession,
-) -> Result<(), BundleError> {
-    let Some(space) = import.disk_space().await? else { return Ok(()) };
+    claimed: DiskUsage,
+) -> Result<DiskUsage, BundleError> {
+    let Some(space) = import.disk_space().await? else { return Ok(DiskUsage::default()) };
+    let space = space.without(claimed);
     if let Some((index, judgement)) = judged {
         let needed = index.measure(job, judgement, space.available).await?;
-        return Ok(space.check_fits(needed, "the archive")?);
+        space.check_fits(needed, "the archive")?;
+        return Ok(needed);
     }
     let scope = job.scope;
     let measured = &job.measured.files;
@@ -78,7 +82,7 @@ pub(super) async fn check_archive_fits(
         let sizes = sizes.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         match sizes.map_err(BundleError::Archive)? {
             Some(files) => drop(measured.set(files)),
-            None => return Ok(()),
+            None => return Ok(DiskUsage::default()),
         }
     }
     let files = measured.get().map_or(&[][..], Vec::as_slice);
@@ -98,7 +102,8 @@ pub(super) async fn check_archive_fits(
         }
         needed = sum(&mut missing.into_iter());
     }
-    Ok(space.check_fits(needed, "the archive")?)
+    space.check_fits(needed, "the archive")?;
+    Ok(needed)
 }
 
 /// The files of a compressed archive with their sizes; `None` of one that is sure to fit.

@@ -1,6 +1,7 @@
 //! One pass over the directory: executes plans until nothing is left to import.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,11 +9,15 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::state::StoredImage;
-use super::{BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, refusals, required};
+use super::{
+    BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, ReadingBundle, refusals, required,
+};
 use crate::error::{ArchivedImageError, BundleError, ImportError, LeftOutImage, LeftOutReason};
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, ImageWalk};
-use crate::import::{self, ImportJob, ImportedImages, error_chain};
+use crate::import::{
+    self, ImportJob, ImportedImages, JudgedArchive, MeasuredFiles, ReadingArchive, error_chain,
+};
 use crate::label_names::LabelNames;
 use crate::plan::{
     Bundle, BundleAction, ImageUpdate, ImageUpdateKind, ImportMark, PINNED_LABEL, PreseedPlan, WantedBundles,
@@ -20,7 +25,10 @@ use crate::plan::{
 };
 use crate::scan::{self, repository_name};
 use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
-use crate::{Descriptor, Digest, ImageName, Namespace};
+use crate::{Descriptor, Digest, DiskUsage, ImageName, Namespace};
+
+/// The most bundles that are read at once.
+const MAX_READING: usize = 4;
 
 /// The images of a bundle after its import, or its verification.
 struct Processed {
@@ -28,6 +36,29 @@ struct Processed {
     images: Vec<StoredImage>,
     left_out: Vec<LeftOutImage>,
     is_imported: bool,
+}
+
+/// An import whose content is being written, or which has failed before that.
+struct StartedImport<'a> {
+    bundle: Bundle,
+    archive: Result<(JudgedArchive, ReadingArchive), BundleError>,
+    /// The blobs that it may write; `None` if it is read alone.
+    blobs: Option<BTreeSet<Digest>>,
+    measured: Arc<MeasuredFiles>,
+    reading: ReadingBundle<'a>,
+    start: Instant,
+}
+
+impl StartedImport<'_> {
+    /// Returns whether a bundle with these blobs has to wait for its end: a blob is not written, and damage of it not replaced,
+    /// by two at once.
+    fn excludes(&self, blobs: Option<&BTreeSet<Digest>>) -> bool {
+        self.blobs.as_ref().zip(blobs).is_none_or(|(own, blobs)| !own.is_disjoint(blobs))
+    }
+
+    fn claim(&self) -> DiskUsage {
+        self.archive.as_ref().map_or(DiskUsage::default(), |(_, reading)| reading.claim)
+    }
 }
 
 /// A pass in progress.
@@ -41,6 +72,10 @@ pub(super) struct PreseedPass<'a> {
     outcomes: BTreeMap<Bundle, BundleOutcome>,
     /// The most images that each bundle has listed in this pass.
     progress: BTreeMap<Bundle, usize>,
+    /// True if an import has listed more images than before, since the last plan.
+    has_progress: bool,
+    /// The imports under way, in the order in which they list their images.
+    started: VecDeque<StartedImport<'a>>,
     namespace_failures: Vec<ImageStoreError>,
     /// Told the names of the required images once their bundles have been processed.
     processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
@@ -63,6 +98,8 @@ impl<'a> PreseedPass<'a> {
             listed: BTreeMap::new(),
             outcomes: kept,
             progress: BTreeMap::new(),
+            has_progress: false,
+            started: VecDeque::new(),
             namespace_failures: Vec::new(),
             processed,
         }
@@ -184,37 +221,31 @@ impl<'a> PreseedPass<'a> {
         applied
     }
 
-    /// Processes the bundles that are due; returns whether any import has listed more images than before.
-    async fn process_bundles(&mut self, mut planned: Vec<(Bundle, BundleAction)>) -> bool {
-        let mut is_any_imported = false;
+    /// Processes the bundles that are due; returns whether any import has listed more images than before. Several are read at
+    /// once, but images are listed in the order of the bundles.
+    async fn process_bundles(&mut self, planned: Vec<(Bundle, BundleAction)>) -> bool {
+        self.has_progress = false;
         let required = &self.preseed.required_images;
-        planned.sort_by_key(|(bundle, action)| !required::is_first(required, bundle, action));
-        for (bundle, action) in planned {
-            let is_due = match self.outcomes.get(&bundle) {
-                None => true,
-                // Others have been imported since: it may have lost a name, or got one back.
-                Some(BundleOutcome::Unchanged { .. }) => matches!(action, BundleAction::Import(_)),
-                // A bundle is imported once in a pass, and fails once.
-                Some(_) => false,
-            };
-            if is_due {
-                let (outcome, stored) = self.process_bundle(&bundle, action).await;
-                self.preseed.record_outcome(&bundle, &outcome, &stored);
-                if let BundleOutcome::Imported { images, .. } = &outcome {
-                    // A bundle that still lacks the same content has brought nothing more.
-                    let before = self.progress.insert(bundle.clone(), images.len());
-                    is_any_imported |= before.is_none_or(|before| before < images.len());
-                }
-                if !self.lacks_content(&bundle) {
-                    self.preseed.log_outcome(&outcome);
-                }
-                self.outcomes.insert(bundle, outcome);
-                if self.processed.is_some() && required::are_processed(required, &self.outcomes) {
-                    self.send_processed();
+        let (first, others): (Vec<_>, Vec<_>) =
+            planned.into_iter().partition(|(bundle, action)| required::is_first(required, bundle, action));
+        for planned in [first, others] {
+            for (bundle, action) in planned {
+                let is_due = match self.outcomes.get(&bundle) {
+                    None => true,
+                    // Others have been imported since: it may have lost a name, or got one back.
+                    Some(BundleOutcome::Unchanged { .. }) => matches!(action, BundleAction::Import(_)),
+                    // A bundle is imported once in a pass, and fails once.
+                    Some(_) => false,
+                };
+                if is_due {
+                    self.process_bundle(bundle, action).await;
                 }
             }
+            while let Some(started) = self.started.pop_front() {
+                self.finish_import(started).await;
+            }
         }
-        if is_any_imported {
+        if self.has_progress {
             // The imports may have brought what these lack, so they are due again.
             let lacking: Vec<_> =
                 self.outcomes.keys().filter(|bundle| self.lacks_content(bundle)).cloned().collect();
@@ -225,7 +256,7 @@ impl<'a> PreseedPass<'a> {
                 memory.left_out.remove(&bundle);
             }
         }
-        is_any_imported
+        self.has_progress
     }
 
     /// Returns whether the bundle lacks content that another one may bring.
@@ -237,32 +268,41 @@ impl<'a> PreseedPass<'a> {
             || self.preseed.find_left_out(bundle).is_some_and(|left_out| left_out.iter().any(lacks_content))
     }
 
-    async fn process_bundle(
-        &mut self,
-        bundle: &Bundle,
-        action: BundleAction,
-    ) -> (BundleOutcome, Vec<StoredImage>) {
+    /// Verifies a bundle, or starts to import it.
+    async fn process_bundle(&mut self, bundle: Bundle, action: BundleAction) {
         // The key includes the fingerprint: a bundle that has changed is read again.
-        if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
-            return (BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason }, Vec::new());
+        if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(&bundle) {
+            let known = BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
+            return self.record_outcome(bundle, known, &[]);
         }
-        let refused = match &action {
-            BundleAction::Import(_) => self.find_refusal(bundle).await,
-            BundleAction::Verify(_) => None,
+        let processed = match action {
+            BundleAction::Verify(images) => self.verify_bundle(&bundle, &images).await,
+            BundleAction::Import(_) => match self.find_refusal(&bundle).await {
+                Some(error) => Err(error),
+                None => Ok(None),
+            },
         };
-        let processed = match refused {
-            Some(error) => Err(error),
-            None => self.import_or_verify(bundle, action).await,
+        let opened = match processed {
+            Ok(Some(processed)) => return self.record_processed(bundle, Ok(processed)),
+            // Either the bundle is due, or content of its images was lost.
+            Ok(None) => open_bundle(&bundle).await,
+            Err(error) => Err(error),
         };
+        match opened {
+            Ok(file) => self.start_import(bundle, file).await,
+            Err(error) => self.record_processed(bundle, Err(error)),
+        }
+    }
+
+    fn record_processed(&mut self, bundle: Bundle, processed: Result<Processed, ImportError>) {
         match processed {
             Ok(Processed { images: stored, left_out, is_imported }) => {
-                let (bundle, images) =
-                    (bundle.clone(), stored.iter().map(|image| image.name.clone()).collect());
+                let (of, images) = (bundle.clone(), stored.iter().map(|image| image.name.clone()).collect());
                 let outcome = match is_imported {
-                    true => BundleOutcome::Imported { bundle, images, left_out },
-                    false => BundleOutcome::Unchanged { bundle, images, left_out },
+                    true => BundleOutcome::Imported { bundle: of, images, left_out },
+                    false => BundleOutcome::Unchanged { bundle: of, images, left_out },
                 };
-                (outcome, stored)
+                self.record_outcome(bundle, outcome, &stored);
             }
             Err(error) => {
                 if !error.is_retryable() {
@@ -273,8 +313,25 @@ impl<'a> PreseedPass<'a> {
                     let fault = BundleFault { lacks_content, reason: error_chain(&error) };
                     self.preseed.lock_memory().invalid.insert(bundle.clone(), fault);
                 }
-                (BundleOutcome::Failed(error), Vec::new())
+                self.record_outcome(bundle, BundleOutcome::Failed(error), &[]);
             }
+        }
+    }
+
+    fn record_outcome(&mut self, bundle: Bundle, outcome: BundleOutcome, stored: &[StoredImage]) {
+        self.preseed.record_outcome(&bundle, &outcome, stored);
+        if let BundleOutcome::Imported { images, .. } = &outcome {
+            // A bundle that still lacks the same content has brought nothing more.
+            let before = self.progress.insert(bundle.clone(), images.len());
+            self.has_progress |= before.is_none_or(|before| before < images.len());
+        }
+        if !self.lacks_content(&bundle) {
+            self.preseed.log_outcome(&outcome);
+        }
+        self.outcomes.insert(bundle, outcome);
+        if self.processed.is_some() && required::are_processed(&self.preseed.required_images, &self.outcomes)
+        {
+            self.send_processed();
         }
     }
 
@@ -289,41 +346,88 @@ impl<'a> PreseedPass<'a> {
         Some(ImportError::Image { path: bundle.path(), source: errors.remove(0) })
     }
 
-    async fn import_or_verify(
-        &mut self,
+    /// `None` if the bundle has to be read again.
+    async fn verify_bundle(
+        &self,
         bundle: &Bundle,
-        action: BundleAction,
-    ) -> Result<Processed, ImportError> {
-        let Preseed {
-            target_platform: platform, import_limits: limits, unpacks_layers, lists_digests, ..
-        } = self.preseed;
-        let path = bundle.path();
-        let to_import_error = |error: BundleError| error.with_path(path.clone());
+        images: &[Image],
+    ) -> Result<Option<Processed>, ImportError> {
+        let Some(mut left_out) = self.list_left_out(bundle, images).await else { return Ok(None) };
+        let Some(images) = self.survey_images(bundle, images).await? else { return Ok(None) };
+        let (images, mut refused) = self.apply_policy(bundle, images).await;
+        left_out.append(&mut refused);
+        Ok(Some(Processed { images, left_out, is_imported: false }))
+    }
+
+    async fn survey_images(
+        &self,
+        bundle: &Bundle,
+        images: &[Image],
+    ) -> Result<Option<Vec<StoredImage>>, ImportError> {
+        let Preseed { target_platform: platform, import_limits: limits, unpacks_layers, .. } = self.preseed;
         let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
-        if let BundleAction::Verify(images) = action
-            && let Some(mut left_out) = self.list_left_out(bundle, &images).await
-            && let Some(images) =
-                survey_images(scope, &images, *unpacks_layers).await.map_err(to_import_error)?
-        {
-            let (images, mut refused) = self.apply_policy(bundle, images).await;
-            left_out.append(&mut refused);
-            return Ok(Processed { images, left_out, is_imported: false });
-        }
-        // Either the bundle is due, or content of its images was lost.
-        let opened = bundle.clone();
-        let file = spawn_blocking(move || scan::open_bundle(&opened)).await;
-        let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
-        let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
-        let repository = repository_name(&bundle.file).unwrap_or_default();
-        // Taken out, and put back below if the bundle still does not fit.
-        let measured = self.preseed.lock_memory().measured.remove(bundle).unwrap_or_default();
-        let policy = self.preseed.policy.as_deref();
-        let reading = self.preseed.begin_reading(bundle, &file);
-        let (unpack, progress) = (*unpacks_layers, Some(reading.progress()));
-        let job = ImportJob { scope, repository, policy, unpack, measured: &measured, progress };
+        let surveyed = survey_images(scope, images, *unpacks_layers).await;
+        surveyed.map_err(|error| error.with_path(bundle.path()))
+    }
+
+    /// Starts to write the content of a bundle, after the end of those that it must not meet.
+    async fn start_import(&mut self, bundle: Bundle, file: File) {
+        let (preseed, store) = (self.preseed, self.store);
+        // Taken out, and put back at its end if the bundle still does not fit.
+        let measured = preseed.lock_memory().measured.remove(&bundle).unwrap_or_default();
+        let reading = preseed.begin_reading(&bundle, &file);
         let start = Instant::now();
+        let job = import_job(preseed, store, &bundle, &measured, &reading);
+        let judged = JudgedArchive::judge(job, file).await;
+        // What unpacking takes is compared with the free space layer by layer, and the content of a compressed archive blob
+        // by blob: no other import may take the same space.
+        let blobs = match &judged {
+            Ok(archive) => archive.blobs().filter(|_| !preseed.unpacks_layers),
+            Err(_) => Some(BTreeSet::new()),
+        };
+        while self.started.len() >= MAX_READING
+            || self.started.iter().any(|other| other.excludes(blobs.as_ref()))
+        {
+            self.finish_first().await;
+        }
+        let archive = match judged {
+            Ok(archive) => loop {
+                let claimed =
+                    self.started.iter().map(StartedImport::claim).fold(DiskUsage::default(), |a, b| a + b);
+                match archive.start_reading(job, claimed).await {
+                    // It may fit once it is known what the others have taken.
+                    Err(BundleError::Store(ImageStoreError::NoSpace { .. })) if !self.started.is_empty() => {
+                        self.finish_first().await;
+                    }
+                    reading => break reading.map(|reading| (archive, reading)),
+                }
+            },
+            Err(error) => Err(error),
+        };
+        self.started.push_back(StartedImport { bundle, archive, blobs, measured, reading, start });
+    }
+
+    async fn finish_first(&mut self) {
+        if let Some(first) = self.started.pop_front() {
+            self.finish_import(first).await;
+        }
+    }
+
+    async fn finish_import(&mut self, import: StartedImport<'a>) {
+        let bundle = import.bundle.clone();
+        let processed = self.list_bundle(import).await;
+        self.record_processed(bundle, processed);
+    }
+
+    /// Lists the images of a bundle once its content is written.
+    async fn list_bundle(&mut self, import: StartedImport<'a>) -> Result<Processed, ImportError> {
+        let StartedImport { bundle, archive, measured, reading, start, .. } = import;
+        let bundle = &bundle;
+        let path = bundle.path();
+        let job = import_job(self.preseed, self.store, bundle, &measured, &reading);
+        let Preseed { target_platform: platform, unpacks_layers, lists_digests, .. } = self.preseed;
         let (mut owned, mut refused) = (Vec::new(), None);
-        let imported = import::import_bundle(job, file, &mut |targets, left_out| {
+        let mut listing = |targets: &[(ImageName, Descriptor)], left_out: &[LeftOutImage]| {
             if targets.is_empty() {
                 refused = refusals::collect_refused(left_out);
                 return Vec::new();
@@ -339,9 +443,11 @@ impl<'a> PreseedPass<'a> {
                 unpacked: *unpacks_layers,
             };
             self.map_images(bundle, &targets, &import, &mut owned)
-        })
-        .await;
-        drop(reading);
+        };
+        let imported = match archive {
+            Ok((archive, written)) => archive.finish(job, written, &mut listing).await,
+            Err(error) => Err(error),
+        };
         tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
         if let Err(BundleError::Store(ImageStoreError::NoSpace { .. })) = &imported {
             self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
@@ -349,7 +455,7 @@ impl<'a> PreseedPass<'a> {
         if let (Err(BundleError::Image(_)), Some(refused)) = (&imported, refused) {
             self.preseed.lock_refusals().insert(bundle, platform, refused);
         }
-        let ImportedImages { images, left_out } = imported.map_err(to_import_error)?;
+        let ImportedImages { images, left_out } = imported.map_err(|error| error.with_path(path.clone()))?;
         let read = |image: Image| {
             let labels = self.labels.read(image.labels, &bundle.namespace, &self.wanted);
             Image { labels, ..image }
@@ -365,8 +471,7 @@ impl<'a> PreseedPass<'a> {
             self.preseed.lock_memory().left_out.insert(bundle.clone(), left_out.clone());
         }
         // Read again, since only what the store has now counts.
-        let stored = survey_images(scope, &brought, *unpacks_layers).await.map_err(to_import_error)?;
-        let Some(images) = stored else {
+        let Some(images) = self.survey_images(bundle, &brought).await? else {
             let digest = brought[0].target.digest;
             let source = "content of the image is gone that was just imported".into();
             let source = ImageStoreError::ReadContent { digest, source };
@@ -467,6 +572,31 @@ impl<'a> PreseedPass<'a> {
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()
+    }
+}
+
+async fn open_bundle(bundle: &Bundle) -> Result<File, ImportError> {
+    let opened = bundle.clone();
+    let file = spawn_blocking(move || scan::open_bundle(&opened)).await;
+    let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+    file.map_err(|source| ImportError::Open { path: bundle.path(), source })
+}
+
+fn import_job<'j>(
+    preseed: &'j Preseed,
+    store: &'j dyn ImageStore,
+    bundle: &'j Bundle,
+    measured: &'j MeasuredFiles,
+    reading: &'j ReadingBundle<'_>,
+) -> ImportJob<'j> {
+    let Preseed { target_platform: platform, import_limits: limits, unpacks_layers, .. } = preseed;
+    ImportJob {
+        scope: ImageScope { store, namespace: &bundle.namespace, platform, limits },
+        repository: repository_name(&bundle.file).unwrap_or_default(),
+        policy: preseed.policy.as_deref(),
+        unpack: *unpacks_layers,
+        measured,
+        progress: Some(reading.progress()),
     }
 }
 

@@ -55,6 +55,10 @@ struct StoreState {
     /// Told by each write, if writes hang.
     stalled: Option<Arc<Notify>>,
     sessions: usize,
+    /// The content that is committed only after other content.
+    commits_after: BTreeMap<Digest, Digest>,
+    /// Told by each commit.
+    committed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +117,28 @@ impl MemStore {
     /// that is returned.
     pub fn stall_writes(&self) -> Arc<Notify> {
         Arc::clone(self.lock_state().stalled.get_or_insert_default())
+    }
+
+    /// Makes the commit of some content wait until other content exists, in any namespace.
+    pub fn commit_after(&self, content: Digest, other: Digest) {
+        self.lock_state().commits_after.insert(content, other);
+    }
+
+    async fn wait_commit_order(&self, content: &Digest) {
+        loop {
+            let (other, committed) = {
+                let state = self.lock_state();
+                let Some(other) = state.commits_after.get(content).copied() else { return };
+                (other, Arc::clone(&state.committed))
+            };
+            // Before the look, so that no commit is missed.
+            let mut next = std::pin::pin!(committed.notified());
+            next.as_mut().enable();
+            if self.lock_state().namespaces.values().any(|space| space.content.contains_key(&other)) {
+                return;
+            }
+            next.await;
+        }
     }
 
     /// The number of import sessions that are neither finished nor dropped.
@@ -363,6 +389,7 @@ impl BlobWriter for MemWriter {
     async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError> {
         let failed = |source| ImageStoreError::WriteContent { file: self.blob.file.clone(), source };
         self.store.record_call(StoreCall::Commit).map_err(failed)?;
+        self.store.wait_commit_order(digest).await;
         let is_right =
             Digest::of_content(&self.bytes) == *digest && self.bytes.len() as u64 == self.blob.size;
         if !is_right {
@@ -376,6 +403,7 @@ impl BlobWriter for MemWriter {
             .content
             .entry(*digest)
             .or_insert_with(|| (bytes.into(), Labels::new()));
+        inner.committed.notify_waiters();
         Ok(())
     }
 }

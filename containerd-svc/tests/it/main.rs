@@ -1,6 +1,7 @@
 //! Imports bundles into a store in memory: offline, as any user.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
+mod at_once;
 mod bundles;
 mod conformance;
 mod directory;
