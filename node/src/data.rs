@@ -413,7 +413,8 @@ mod tests {
         let acquire: Start = |path| DataDir::acquire(path).map(drop);
         for start in [check_lock, acquire] {
             let left = open();
-            fcntl(&left, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_WRLCK))).expect("free");
+            // It waits, too: a process that another test forks has the lock until it executes its program.
+            fcntl(&left, FcntlArg::F_OFD_SETLKW(&whole_file_lock(libc::F_WRLCK))).expect("free");
             std::thread::scope(|scope| {
                 let started = scope.spawn(|| start(scratch.path()));
                 // The kernel lists who waits for a lock.
