@@ -9,7 +9,7 @@
 //! ├─ control          the control API: stops last
 //! ├─ kernel           the log of the kernel
 //! ├─ storage          opens the data volume: etcd, the cluster, containerd and volumes wait for it
-//! ├─ api              with [api]: the control API for operators of other machines, by key
+//! ├─ api              with [api]: the control API for operators of other machines, and calls of other nodes, by key
 //! ├─ metrics          with [metrics]: metrics and health for programs, over HTTP
 //! ├─ <your parts>     from `NodeBuilder`, or runnables from `Deps`
 //! ├─ network          with `cluster.interface`: watches its address

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nodekeel_node::access::{Callers, NODE_METHODS};
+use nodekeel_node::access::{Callers, METHODS, NODE_METHODS, Role};
 
 use crate::harness::{noded_command, run_nodectl};
 
@@ -134,18 +134,16 @@ fn every_command_in_a_document_or_a_hint_is_known_to_its_program() {
 #[test]
 fn the_roles_in_the_document_are_those_that_the_node_enforces() {
     let text = fs::read_to_string(root().join("docs/nodectl.md")).unwrap();
-    for role in nodekeel_node::access::Role::ALL {
-        let row = text.lines().find_map(|line| line.strip_prefix(&format!("| `{role}` | "))).unwrap();
-        let printed: Vec<_> = row.split('`').skip(1).step_by(2).collect();
-        let of_role = nodekeel_node::access::METHODS.iter().filter(|(_, least)| *least == role);
-        assert_eq!(printed, of_role.map(|(method, _)| *method).collect::<Vec<_>>(), "{role}");
-    }
-    for (caller, callers) in [("node", Callers::Nodes)] {
+    let printed = |caller: &str| -> Vec<_> {
         let row = text.lines().find_map(|line| line.strip_prefix(&format!("| `{caller}` | "))).unwrap();
-        let printed: Vec<_> = row.split('`').skip(1).step_by(2).collect();
-        let of_caller = NODE_METHODS.iter().filter(|(_, table)| *table == callers);
-        assert_eq!(printed, of_caller.map(|(method, _)| *method).collect::<Vec<_>>(), "{caller}");
+        row.split('`').skip(1).step_by(2).collect()
+    };
+    for role in Role::ALL {
+        let of_role = METHODS.iter().filter(|(_, least)| *least == role);
+        assert_eq!(printed(role.as_str()), of_role.map(|(method, _)| *method).collect::<Vec<_>>(), "{role}");
     }
+    let of_nodes = NODE_METHODS.iter().filter(|(_, callers)| *callers == Callers::Nodes);
+    assert_eq!(printed("node"), of_nodes.map(|(method, _)| *method).collect::<Vec<_>>());
 }
 
 #[test]

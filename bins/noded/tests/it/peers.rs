@@ -146,7 +146,10 @@ async fn the_api_of_a_node_gives_each_node_the_keys_of_its_own_volume_and_nothin
     let took = removed.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
     let file = one.data().join("api/peers");
-    wait("the file without the peer", || Ok(anyhow::ensure!(fs::read(&file)?.is_empty())));
+    wait("the file without the peer", || {
+        anyhow::ensure!(fs::read(&file)?.is_empty());
+        Ok(())
+    });
     assert!(two.shutdown().await.stragglers.is_empty());
     block_in_place(|| one.stop());
 }
@@ -218,7 +221,7 @@ async fn a_split_volume_opens_by_the_other_nodes_without_a_majority_until_its_no
     let mut split = DeviceNode::start(&config, &data).await;
     let address = ports[1].socket_address();
     let is_unreachable = |status: &StorageResponse| {
-        status.state == "locked" && status.detail.contains(&format!("at {address}: can't be called"))
+        status.state == "locked" && status.detail.contains(&format!("at {address}: can't be reached"))
     };
     split.wait_status(is_unreachable).await;
     let other = start_other().await;

@@ -1,5 +1,6 @@
 //! The calls of this node to the others of its cluster.
 
+use std::io;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,6 +11,7 @@ use tonic::Status;
 
 use super::identities::Api;
 use super::peers::Peer;
+use crate::access::PublicKey;
 use crate::blocking::run_blocking;
 use crate::client::{ConnectError, connect_channel};
 use crate::error_chain::error_chain;
@@ -26,7 +28,7 @@ const MAX_KEYS: usize = 4;
 #[derive(Debug, Error)]
 pub(crate) enum PeerKeysError {
     #[error("can't read which nodes to ask for the other half of its key")]
-    Peers(#[source] std::io::Error),
+    Peers(#[source] io::Error),
     #[error("this node knows no other node that has the other half of its key")]
     Alone,
     #[error("{}", describe_all(.0))]
@@ -53,8 +55,10 @@ enum PeerProblem {
     Timeout,
     #[error("does not admit this node: it was removed from the cluster, or its key is a new one")]
     Removed,
-    #[error("can't be called")]
-    Connect(#[source] Box<ConnectError>),
+    #[error("has another key, {found}: it was installed anew, or another machine answers there")]
+    OtherKey { found: PublicKey },
+    #[error("can't be reached")]
+    Connect(#[source] io::Error),
     #[error("{}", .0.message())]
     Refused(Status),
 }
@@ -91,7 +95,9 @@ impl Api {
         let channel = connect_channel(peer.address.to_string(), peer.key, &self.key).await;
         let channel = channel.map_err(|error| match error {
             ConnectError::UnknownOperator { .. } => PeerProblem::Removed,
-            other => PeerProblem::Connect(Box::new(other)),
+            ConnectError::WrongNode { found, .. } => PeerProblem::OtherKey { found },
+            ConnectError::Remote { source, .. } => PeerProblem::Connect(source),
+            other => PeerProblem::Connect(io::Error::other(other)),
         })?;
         let request = UnlockKeysRequest { volume: volume.to_owned() };
         let answer = NodeClient::new(channel).unlock_keys(request).await.map_err(PeerProblem::Refused)?;
@@ -117,7 +123,7 @@ mod tests {
     use super::super::identities::{Identities, Source};
     use super::super::peers::PeersFile;
     use super::*;
-    use crate::access::{PrivateKey, PublicKey};
+    use crate::access::PrivateKey;
     use crate::layout::{ApiLayout, place_layout};
     use crate::node_v1::UnlockKeysResponse;
     use crate::node_v1::node_server::{Node, NodeServer};
@@ -192,8 +198,8 @@ mod tests {
         for (peer, why) in unhelpful.iter().zip([
             "its own data volume is not open",
             "does not admit this node: it was removed from the cluster",
-            "can't be called: ",
-            "can't be called: ",
+            "can't be reached: ",
+            &format!("has another key, {closed}: "),
         ]) {
             let named = format!("node {} at {}: {why}", peer.id, peer.address);
             assert!(text.contains(&named), "{named} in {text}");
