@@ -46,6 +46,7 @@ async fn main() -> anyhow::Result<()> {
         volume: Arc::new(DirectoryVolume::new(disks.ensure_dir("data", FileMode::PRIVATE_DIR)?)),
         consensus: ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
         local_names: LocalNames::default(),
+        enroller: None,
     };
     let mut settings = EnrolmentSettings::default();
     settings.bootstrap = true;

@@ -158,6 +158,7 @@ impl BenchNode {
             volume: Arc::new(DirectoryVolume::new(top.ensure_dir("data", FileMode::PRIVATE_DIR)?)),
             consensus: ConsensusFactory::etcd_on_volume(etcd),
             local_names: LocalNames::default(),
+            enroller: None,
         };
         let mut settings = EnrolmentSettings::default();
         // With a ticket it joins.

@@ -38,6 +38,7 @@
 //!         volume: Arc::new(DirectoryVolume::new(disk.ensure_dir("data", FileMode::PRIVATE_DIR)?)),
 //!         consensus: ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
 //!         local_names: LocalNames::default(),
+//!         enroller: None,
 //!     };
 //!     let mut settings = EnrolmentSettings::default();
 //!     settings.bootstrap = true;

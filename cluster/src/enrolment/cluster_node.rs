@@ -23,7 +23,7 @@ use crate::consensus::{
     StatusWatch,
 };
 use crate::node::{
-    DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeId, NodeRemover, NodeStore,
+    DEFAULT_NODE_PREFIX, GoldenTicketIssuer, JoinTickets, NODES_NAMESPACE, NodeId, NodeRemover, NodeStore,
     TicketIssueError,
 };
 
@@ -145,7 +145,7 @@ pub enum BootstrapRefusal {
         /// The present state.
         state: EnrolmentPhase,
     },
-    /// This host has been in a cluster before.
+    /// This host has been in a cluster before, or has a ticket.
     #[error("{0}")]
     UsedUp(WaitCause),
 }
@@ -298,10 +298,13 @@ impl ClusterNode {
     /// request.
     ///
     /// # Errors
-    /// [`BootstrapRefusal::NotWaiting`].
+    /// [`BootstrapRefusal`].
     pub fn request_restore(&self) -> Result<(), BootstrapRefusal> {
         let published = self.0.published.borrow();
         match &published.state {
+            EnrolmentState::Waiting(cause @ WaitCause::Redemption) => {
+                return Err(BootstrapRefusal::UsedUp(cause.clone()));
+            }
             EnrolmentState::Waiting(_) => {}
             other => return Err(BootstrapRefusal::NotWaiting { state: other.phase() }),
         }
@@ -503,6 +506,18 @@ impl ClusterNode {
         if !self.0.settings.golden_tickets {
             return Err(TicketAccessError::Disabled);
         }
+        self.any_ticket_issuer()
+    }
+
+    /// The cluster's join tickets.
+    ///
+    /// # Errors
+    /// [`TicketAccessError`].
+    pub fn join_tickets(&self) -> Result<JoinTickets, TicketAccessError> {
+        self.any_ticket_issuer().map(JoinTickets::new)
+    }
+
+    fn any_ticket_issuer(&self) -> Result<GoldenTicketIssuer, TicketAccessError> {
         let member = self.cluster_access().map_err(TicketAccessError::Unavailable)?;
         GoldenTicketIssuer::new(member, self.0.settings.node_prefix.as_str())
             .map_err(TicketAccessError::Issue)

@@ -3,17 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::DataVolume;
 #[cfg(feature = "etcd")]
 use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
+use thiserror::Error;
 
 use crate::BoxError;
 use crate::consensus::Consensus;
 #[cfg(feature = "etcd")]
 use crate::consensus::etcd::{EtcdConsensus, EtcdLayout};
 use crate::network::Network;
-use crate::node::{EnrolmentSources, LocalNames};
+use crate::node::{EnrolRequest, EnrolmentSources, LocalNames, TicketVoter};
 
 /// The dependencies of a node's enrolment.
 #[derive(Debug)]
@@ -33,6 +35,47 @@ pub struct Deps {
     pub consensus: ConsensusFactory,
     /// The files of the local host name, machine id and hosts.
     pub local_names: LocalNames,
+    /// Calls voters, to redeem a join ticket. Without it, the node joins by golden tickets alone.
+    pub enroller: Option<Arc<dyn Enroller>>,
+}
+
+/// Calls a voter for a node that joins.
+///
+/// # Contract
+/// The call is made by a key that the node keeps: after a kill it is repeated, and the voter knows the node by it. Nothing of
+/// the request goes to a voter with another key than the ticket names. A voter that does not answer is an error after some
+/// seconds.
+#[async_trait]
+pub trait Enroller: fmt::Debug + Send + Sync {
+    /// Redeems a join ticket at this voter, and returns its answer, as
+    /// [`JoinTickets::redeem_ticket`](crate::node::JoinTickets::redeem_ticket) made it.
+    ///
+    /// # Errors
+    /// [`EnrolCallError`].
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again.
+    async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError>;
+}
+
+/// The reason why a voter has not admitted the node.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EnrolCallError {
+    /// Nothing can call a voter.
+    #[error("the node has no API")]
+    Disabled,
+    /// The cluster refuses the ticket or the node, for this reason.
+    #[error("{0}")]
+    Refused(String),
+    /// The voter does not answer, or can't admit a node at present. A retry may help.
+    #[error("the voter at {voter} does not admit the node")]
+    Unavailable {
+        /// Its address.
+        voter: std::net::SocketAddr,
+        /// The cause.
+        source: BoxError,
+    },
 }
 
 /// Creates the consensus implementation that runs a node's member, once the data volume is open.

@@ -7,23 +7,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nodekeel_localstorage::pki::Certificate;
-use nodekeel_supervisor::{CanceledError, Context, Failure, LifecycleSignalError};
+use nodekeel_supervisor::{Backoff, CanceledError, Context, Failure, LifecycleSignalError};
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
+use zeroize::Zeroizing;
 
 use super::cluster_node::{PublishedState, SharedState};
+use super::deps::EnrolCallError;
 use super::failure::{FailureReason, StepError};
 use super::fsm::{EnrolmentAction, EnrolmentFsm, EnrolmentInput};
 use super::journal::EnrolmentJournal;
 use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::EnrolmentProgress;
-use super::state::{EnrolmentPhase, EnrolmentState};
+use super::state::{EnrolmentPhase, EnrolmentState, WaitCause};
 use super::steps::StepRunner;
-use crate::consensus::{MemberRecovery, MemberStatus, RecoveryState, StatusWatch};
+use crate::consensus::{
+    DEFAULT_PEER_PORT, MemberRecovery, MemberStatus, PeerUrl, RecoveryState, StatusWatch,
+};
+use crate::node::{EnrolmentTicket, PendingJoin};
 
 /// The pause between two looks for a ticket, while the node waits for one.
 const TICKET_PAUSE: Duration = Duration::from_secs(2);
+
+/// The pauses between two calls of the voters that a join ticket names.
+const REDEMPTION_BACKOFF: Backoff =
+    Backoff { initial: Duration::from_millis(500), factor: 1.5, max: Duration::from_secs(10), jitter: 0.0 };
 
 /// One run, with everything that it has created so far.
 pub(super) struct EnrolmentDriver {
@@ -382,32 +391,104 @@ impl EnrolmentDriver {
 
     /// Rejects a ticket for another host before the journal binds this node to it.
     fn check_ticket_host(&self, found: &InspectionResult, address: IpAddr) -> Result<(), StepError> {
-        let InspectionResult::Fresh { ticket: Some(ticket), .. } = found else { return Ok(()) };
+        let InspectionResult::Fresh { ticket: Some(EnrolmentTicket::Golden(ticket)), .. } = found else {
+            return Ok(());
+        };
         ticket.check_address(address, self.shared.deps.consensus.peer_port).map_err(StepError::Ticket)
     }
 
     /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
-    /// a ticket in the firmware, so the sources are looked at again and again.
+    /// a ticket in the firmware, so the sources are looked at again and again. A join ticket is redeemed until a voter does.
     async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
+        let is_redeeming = matches!(self.current_state(), EnrolmentState::Waiting(WaitCause::Redemption));
         let mut request = self.shared.cluster_request.subscribe();
+        let (mut pause, mut failures) = (if is_redeeming { Duration::ZERO } else { TICKET_PAUSE }, 0);
         loop {
             // A request only ends the pause early: either way, the disk is looked at.
-            let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
+            let _ = tokio::time::timeout(pause, request.changed()).await;
             let shared = Arc::clone(&self.shared);
-            let is_instructed = self.run_blocking(move || {
-                // An unreadable ticket ends the wait too: the inspection then fails with the reason.
-                let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
+            let found = self.run_blocking(move || {
+                let ticket = shared.deps.enrolment.load_ticket();
                 let permission = shared.bootstrap_permission()?;
                 let is_permitted =
                     matches!(permission, BootstrapPermission::Granted | BootstrapPermission::Restore);
-                Ok(has_ticket || is_permitted)
+                Ok((ticket, is_permitted))
             });
-            if is_instructed.await? {
-                // `inspect_disk` opens the journal again, which is locked while this run has it open.
-                self.run_state().journal = None;
-                return self.inspect_disk().await;
+            match found.await? {
+                (Ok(Some(EnrolmentTicket::Join(pending))), _) if is_redeeming => {
+                    if let Some(reason) = self.redeem_ticket(pending).await? {
+                        self.set_condition(Some(format!(
+                            "{}: {reason}; check that the voters run, and that this host reaches their API",
+                            WaitCause::Redemption
+                        )));
+                        failures += 1;
+                    }
+                    pause = REDEMPTION_BACKOFF.base_delay(failures);
+                }
+                (Ok(None), false) if !is_redeeming => {}
+                // An unreadable ticket ends the wait too: the inspection then fails with the reason.
+                _ => {
+                    // `inspect_disk` opens the journal again, which is locked while this run has it open.
+                    self.run_state().journal = None;
+                    return self.inspect_disk().await;
+                }
             }
         }
+    }
+
+    /// Asks the voters that a join ticket names to admit this node, and replaces it by the golden ticket that their answer and
+    /// the node's keys make. Returns the reason for which none answers.
+    async fn redeem_ticket(&self, pending: Arc<PendingJoin>) -> Result<Option<String>, StepError> {
+        let enroller = self.shared.deps.enroller.as_ref().ok_or(StepError::NoEnroller)?;
+        // On the disk before a voter sees them: a call after a kill is made with the same ones.
+        if !pending.has_keys() {
+            let prefix = &self.shared.settings.node_prefix;
+            let with_keys = pending.with_new_keys(prefix).map_err(StepError::Credentials)?;
+            self.replace_ticket(pending, with_keys.to_config()).await?;
+            return Ok(None);
+        }
+        let port = self.shared.deps.consensus.peer_port.unwrap_or(DEFAULT_PEER_PORT);
+        let url = PeerUrl::new(self.wait_address().await?, port);
+        let Some(request) = pending.request(url).map_err(StepError::Credentials)? else { return Ok(None) };
+        (self.shared.test_hook)("redeem");
+        let (mut refusal, mut reasons) = (None, Vec::new());
+        for voter in pending.ticket().voters() {
+            match enroller.enrol(voter, &request).await {
+                Ok(answer) => {
+                    let ticket = pending.accept(&answer).map_err(StepError::Ticket)?;
+                    (self.shared.test_hook)("redeemed");
+                    self.replace_ticket(pending, ticket.to_config()).await?;
+                    return Ok(None);
+                }
+                Err(EnrolCallError::Disabled) => return Err(StepError::NoEnroller),
+                Err(error @ EnrolCallError::Refused(_)) => refusal = Some(error),
+                Err(error) => reasons.push(Failure::new(error).to_string()),
+            }
+        }
+        // The clock of one voter may be wrong: each was asked.
+        match refusal {
+            Some(refusal) => Err(StepError::NotAdmitted(refusal)),
+            None => Ok(Some(reasons.join(", "))),
+        }
+    }
+
+    /// Replaces a join ticket, unless an operator has replaced it by now.
+    async fn replace_ticket(
+        &self,
+        pending: Arc<PendingJoin>,
+        config: Zeroizing<Vec<u8>>,
+    ) -> Result<(), StepError> {
+        let shared = Arc::clone(&self.shared);
+        let replaced = self.run_blocking(move || {
+            let enrolment = &shared.deps.enrolment;
+            match enrolment.load_ticket()? {
+                Some(EnrolmentTicket::Join(present)) if present.to_config() == pending.to_config() => {
+                    enrolment.write_config(&config)
+                }
+                _ => Ok(()),
+            }
+        });
+        replaced.await.map_err(StepError::EnrolmentConfig)
     }
 
     async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {

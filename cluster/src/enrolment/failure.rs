@@ -11,6 +11,7 @@ use nodekeel_localstorage::tree::LayoutError;
 use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
+use super::deps::EnrolCallError;
 use super::progress::InvalidProgress;
 use super::step::EnrolmentStep;
 use crate::consensus::{JoinRefusal, RecoveryError};
@@ -135,7 +136,13 @@ impl FailureReason {
         match self {
             Self::TicketDuringBootstrap | Self::TicketMissing { .. } | Self::TicketChanged { .. } => true,
             Self::ActionFailed { source, .. } => {
-                matches!(**source, StepError::Ticket(_) | StepError::EnrolmentConfig(_))
+                matches!(
+                    **source,
+                    StepError::Ticket(_)
+                        | StepError::EnrolmentConfig(_)
+                        | StepError::NoEnroller
+                        | StepError::NotAdmitted(_)
+                )
             }
             Self::DeadlineExceeded { .. }
             | Self::Stopped { .. }
@@ -252,6 +259,14 @@ pub enum StepError {
     /// The ticket is inconsistent, or is for another address or port.
     #[error("can't join the cluster with the ticket")]
     Ticket(#[source] TicketError),
+    /// The node has a join ticket, and nothing that calls the voters: see [`Deps::enroller`](super::Deps::enroller).
+    #[error(
+        "a join ticket is redeemed through the node's API, which is disabled: set api.address, or join by a golden ticket"
+    )]
+    NoEnroller,
+    /// The cluster refuses the join ticket, or the node.
+    #[error("the cluster does not admit this node by its join ticket")]
+    NotAdmitted(#[source] EnrolCallError),
     /// The member of the cluster's store can't be started, or does not serve.
     #[error("can't start this node's etcd member")]
     Consensus(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -2,7 +2,7 @@
 //! never by guessing.
 //!
 //! ```text
-//!            Waiting  for a ticket, or for the permission to bootstrap
+//!            Waiting  for a ticket, for a voter to redeem it, or for the permission to bootstrap
 //!               ▲ ▼
 //!               │ │  ┌──▶ CreatingCluster ──┐
 //!  New ── decide ─┴──┼──▶ Joining ──────────┼──▶ Running
@@ -18,6 +18,8 @@
 //! 2. **Decide.** `plan.rs` decides by the journal and the ticket alone, in one table: bootstrap, join, restart, wait
 //!    or fail. A node with neither waits, unless it may bootstrap; `bootstrap_record.rs` makes that permission good
 //!    for one cluster.
+//!    A join ticket is redeemed while the node waits (`driver.rs`): the node writes keys of its own next to the ticket, calls
+//!    the voters until one admits it, and replaces both by a golden ticket. From then on it joins by that, as by any other.
 //! 3. **Record the decision.** `journal.rs` writes it durably before anything is changed. From now on the node never
 //!    takes another way (an operator can [reset](reset_enrolment) it).
 //! 4. **Run the steps**, in the order of [`EnrolmentStep`]. The state machine (`fsm.rs`: inputs in, actions out, no
@@ -72,7 +74,7 @@ pub use cluster_node::{
     BootstrapRefusal, ClusterNode, ClusterRecoveryError, EnrolmentSettings, KvAccessError, NodeUnavailable,
     TicketAccessError,
 };
-pub use deps::{ConsensusFactory, Deps};
+pub use deps::{ConsensusFactory, Deps, EnrolCallError, Enroller};
 pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
 #[cfg(any(test, feature = "testing"))]

@@ -7,14 +7,14 @@ use super::failure::FailureReason;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 use super::state::WaitCause;
 use super::step::{EnrolmentStep, StepMode};
-use crate::node::GoldenTicket;
+use crate::node::{EnrolmentTicket, GoldenTicket};
 
 /// The findings of a run at its start. If something could not be read, the inspection fails instead.
 #[derive(Clone, Debug)]
 pub(super) enum InspectionResult {
     /// The journal is empty.
     Fresh {
-        ticket: Option<Arc<GoldenTicket>>,
+        ticket: Option<EnrolmentTicket>,
         /// Random bytes that identify the new attempt.
         enrolment_id: EnrolmentId,
         bootstrap: BootstrapPermission,
@@ -23,7 +23,7 @@ pub(super) enum InspectionResult {
     InProgress {
         progress: EnrolmentProgress,
         /// The ticket that the enrolment configuration holds now, if any.
-        ticket: Option<Arc<GoldenTicket>>,
+        ticket: Option<EnrolmentTicket>,
     },
     /// The journal records a completed attempt. The enrolment configuration is ignored.
     Complete { progress: EnrolmentProgress },
@@ -56,7 +56,8 @@ pub(super) enum EnrolmentPlan {
 /// | empty | none, and bootstrap is permitted | bootstrap a cluster, once |
 /// | empty | none, and a restore is requested | restore a cluster |
 /// | empty | none | wait for a ticket, or for the permission to bootstrap |
-/// | empty | one | join by it |
+/// | empty | a golden one | join by it |
+/// | empty | a join ticket | wait until it is redeemed for a golden one |
 /// | bootstrapping, or restoring | none | resume that |
 /// | bootstrapping, or restoring | one | [`FailureReason::TicketDuringBootstrap`] |
 /// | joining, member not started | the same | resume joining |
@@ -86,7 +87,10 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
             BootstrapPermission::UsedUp(record) => EnrolmentPlan::Wait(WaitCause::DataLost { record }),
         }),
         // A ticket takes precedence over the permission to bootstrap.
-        InspectionResult::Fresh { ticket: Some(ticket), enrolment_id, bootstrap: _ } => {
+        InspectionResult::Fresh { ticket: Some(EnrolmentTicket::Join(_)), .. } => {
+            Ok(EnrolmentPlan::Wait(WaitCause::Redemption))
+        }
+        InspectionResult::Fresh { ticket: Some(EnrolmentTicket::Golden(ticket)), enrolment_id, .. } => {
             let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Join(ticket.digest()));
             Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: false })
         }
@@ -98,11 +102,13 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
             (EnrolmentKind::Bootstrap | EnrolmentKind::Restore, Some(_)) => {
                 Err(FailureReason::TicketDuringBootstrap)
             }
-            (EnrolmentKind::Join(started_with), Some(ticket)) if ticket.digest() == started_with => {
+            (EnrolmentKind::Join(started_with), Some(EnrolmentTicket::Golden(ticket)))
+                if ticket.digest() == started_with =>
+            {
                 Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: true })
             }
             (EnrolmentKind::Join(started_with), Some(ticket)) => {
-                Err(FailureReason::TicketChanged { started_with, found: ticket.digest() })
+                Err(FailureReason::TicketChanged { started_with, found: ticket.id() })
             }
             // Until the member has started, its credentials and its peers are in the ticket alone; then they
             // are in its own files.

@@ -16,7 +16,7 @@ use crate::node::{ClusterId, GoldenTicket, NodeId};
 pub enum EnrolmentState {
     /// Nothing is decided.
     New,
-    /// The node waits for a ticket, or for the permission to bootstrap a cluster.
+    /// The node waits for a ticket, for a voter to redeem it, or for the permission to bootstrap a cluster.
     Waiting(WaitCause),
     /// The node bootstraps a cluster, or restores one.
     CreatingCluster(EnrolmentRun),
@@ -41,6 +41,8 @@ pub enum EnrolmentState {
 pub enum WaitCause {
     /// The node has no ticket, and neither its configuration nor an operator asks it to bootstrap a cluster.
     NoInstruction,
+    /// The node has a join ticket, and no voter has redeemed it yet.
+    Redemption,
     /// The node has no ticket and no data, although this host has been in a cluster before. It bootstraps no second
     /// cluster.
     DataLost {
@@ -55,6 +57,7 @@ impl fmt::Display for WaitCause {
             Self::NoInstruction => {
                 f.write_str("waits for a ticket: it has none, and is not configured to bootstrap a cluster")
             }
+            Self::Redemption => f.write_str("waits for a voter to redeem its join ticket"),
             Self::DataLost { record } => write!(
                 f,
                 "waits for a ticket: this host has been in a cluster before, as {} records, and its data is not \

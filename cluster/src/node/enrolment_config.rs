@@ -5,13 +5,12 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use nodekeel_localstorage::tree::{DecodeError, LayoutFile, LoadError};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::{GoldenTicket, TicketError};
+use super::{EnrolmentTicket, TicketError};
 
 /// The path at which Linux shows a file that QEMU was given as `-fw_cfg name=opt/org.nodekeel/enrolment.pb,file=…`.
 ///
@@ -26,7 +25,7 @@ nodekeel_localstorage::layout! {
     /// In the node's directory on the EFI system partition:
     /// [extend](nodekeel_localstorage::tree::LayoutDir::add_layout) it.
     pub struct EspEnrolment {
-        /// The enrolment configuration. It holds private keys.
+        /// The enrolment configuration. It holds private keys, or the text of a join ticket.
         pub enrolment: LayoutFile = "enrolment.pb", 0o600;
     }
 }
@@ -65,6 +64,19 @@ pub enum EnrolmentConfigError {
         /// The defect.
         source: TicketError,
     },
+    /// There is no file for what a join ticket is redeemed for: QEMU's can't be written.
+    #[error(
+        "a join ticket needs an enrolment configuration that the node can write, on its EFI system partition"
+    )]
+    NoFile,
+    /// The file can't be written. It is as it was.
+    #[error("can't write enrolment configuration {}", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: nodekeel_localstorage::Error,
+    },
 }
 
 /// The places where a node looks for its configuration. The first that holds one wins: the others are not
@@ -89,23 +101,37 @@ impl EnrolmentSources {
     ///
     /// # Errors
     /// [`EnrolmentConfigError`], of the first source that is not simply absent.
-    pub fn load_ticket(&self) -> Result<Option<Arc<GoldenTicket>>, EnrolmentConfigError> {
+    pub fn load_ticket(&self) -> Result<Option<EnrolmentTicket>, EnrolmentConfigError> {
         for source in &self.sources {
             // An unreadable source is an error: the next one must not be used in its place.
             if let Some(ticket) = source.load_ticket()? {
-                return Ok(Some(Arc::new(ticket)));
+                return Ok(Some(ticket));
             }
         }
         Ok(None)
     }
+
+    /// Replaces the configuration of the file on the EFI system partition; creates it if another source has one. It blocks.
+    ///
+    /// # Errors
+    /// [`EnrolmentConfigError::NoFile`], [`EnrolmentConfigError::Write`].
+    pub(crate) fn write_config(&self, config: &[u8]) -> Result<(), EnrolmentConfigError> {
+        let file = self.sources.iter().find_map(|source| match source {
+            EnrolmentSource::EspFile(file) => Some(file),
+            EnrolmentSource::FwCfg(_) => None,
+        });
+        let file = file.ok_or(EnrolmentConfigError::NoFile)?;
+        file.write(config)
+            .map_err(|source| EnrolmentConfigError::Write { path: file.path().to_owned(), source })
+    }
 }
 
 impl EnrolmentSource {
-    fn load_ticket(&self) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
+    fn load_ticket(&self) -> Result<Option<EnrolmentTicket>, EnrolmentConfigError> {
         match self {
             Self::EspFile(file) => load_esp_file(file),
             Self::FwCfg(path) => match read_limited(path).map_err(|source| read_error(path, source))? {
-                Some(content) => GoldenTicket::from_config(&content)
+                Some(content) => EnrolmentTicket::from_config(&content)
                     .map(Some)
                     .map_err(|source| EnrolmentConfigError::Malformed { path: path.clone(), source }),
                 None => Ok(None),
@@ -114,14 +140,14 @@ impl EnrolmentSource {
     }
 }
 
-fn load_esp_file(file: &LayoutFile) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
+fn load_esp_file(file: &LayoutFile) -> Result<Option<EnrolmentTicket>, EnrolmentConfigError> {
     // `load_decoded` returns an error of its own type, so the defect of the ticket is kept here.
     let mut ticket_error = None;
     let loaded = file.load_decoded(|content| {
         if content.len() as u64 > MAX_CONFIG_SIZE {
             return Err(DecodeError::corrupted(TooLarge));
         }
-        GoldenTicket::from_config(content).map_err(|error| {
+        EnrolmentTicket::from_config(content).map_err(|error| {
             ticket_error = Some(error.clone());
             DecodeError::corrupted(error)
         })

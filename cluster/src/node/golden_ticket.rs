@@ -13,7 +13,7 @@ use thiserror::Error;
 use zeroize::Zeroizing;
 
 use super::wire;
-use super::{InvalidNodeId, NodeId};
+use super::{InvalidJoinTicket, InvalidNodeId, NodeId};
 use crate::consensus::{DEFAULT_PEER_PORT, InvalidName, MemberName, Peer, PeerUrl};
 
 /// Everything that a node needs to join a cluster, including its private keys: a stopgap for tests and small
@@ -72,6 +72,9 @@ pub enum TicketError {
     /// The bytes are not a message, or are truncated.
     #[error("not an enrolment configuration, or truncated")]
     Malformed,
+    /// The text of a join ticket is invalid.
+    #[error("can't read the join ticket")]
+    JoinTicket(#[source] InvalidJoinTicket),
     /// The configuration holds no golden ticket, the only way to join so far. To bootstrap a cluster, remove
     /// the file.
     #[error(
@@ -179,8 +182,8 @@ impl GoldenTicket {
     /// # Errors
     /// [`TicketError`].
     pub fn from_config(config: &[u8]) -> Result<Self, TicketError> {
-        let config = wire::EnrolmentConfig::decode(config).map_err(|_| TicketError::Malformed)?;
-        let mut wire = config.golden_ticket.ok_or(TicketError::NoTicket)?;
+        let mut config = wire::EnrolmentConfig::decode(config).map_err(|_| TicketError::Malformed)?;
+        let mut wire = config.golden_ticket.take().ok_or(TicketError::NoTicket)?;
         let ca = parse_field("CA certificate", || Certificate::from_der(&wire.etcd_ca_cert))?;
         let certificate =
             parse_field("member's certificate", || Certificate::from_der(&wire.etcd_client_cert))?;
@@ -204,14 +207,13 @@ impl GoldenTicket {
         })
     }
 
-    /// The same ticket with these members.
-    pub(super) fn with_peers(self, peers: Vec<Peer>) -> Result<Self, TicketError> {
-        Self { peers, ..self }.with_checked_digest()
-    }
-
     /// The enrolment configuration that holds the ticket: a secret.
     pub fn to_config(&self) -> Zeroizing<Vec<u8>> {
-        let config = wire::EnrolmentConfig { golden_ticket: Some(self.to_message()), node_id: String::new() };
+        let config = wire::EnrolmentConfig {
+            golden_ticket: Some(self.to_message()),
+            node_id: String::new(),
+            join_ticket: String::new(),
+        };
         Zeroizing::new(config.encode_to_vec())
     }
 
@@ -340,7 +342,7 @@ impl fmt::Debug for GoldenTicket {
     }
 }
 
-fn parse_field<T>(
+pub(super) fn parse_field<T>(
     field: &'static str,
     parse: impl FnOnce() -> Result<T, PkiEncodingError>,
 ) -> Result<T, TicketError> {
@@ -348,7 +350,7 @@ fn parse_field<T>(
 }
 
 /// A plain address means the default port, as it did in 2020; another port is written as `ADDRESS:PORT`.
-fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
+pub(super) fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
     let name: MemberName = wire.name.parse().map_err(TicketError::MemberName)?;
     let url = match wire.address.parse::<IpAddr>() {
         Ok(address) => PeerUrl::new(address, DEFAULT_PEER_PORT),
@@ -357,7 +359,7 @@ fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
     Ok(Peer::new(name, url))
 }
 
-fn peer_message(peer: &Peer) -> wire::EtcdPeer {
+pub(super) fn peer_message(peer: &Peer) -> wire::EtcdPeer {
     // The default port is left out, as programs of 2020 expect a plain address.
     let authority = peer.url.as_str().trim_start_matches("https://");
     let address = match authority.parse::<SocketAddr>() {

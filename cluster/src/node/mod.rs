@@ -1,8 +1,12 @@
 //! The node's identity: its name, its record in the cluster, and its enrolment configuration.
 
+mod admission;
 mod cluster_id;
 mod enrolment_config;
+mod enrolment_ticket;
 mod golden_ticket;
+mod join_ticket;
+mod join_tickets;
 mod known_nodes;
 mod local_names;
 mod node_id;
@@ -19,11 +23,20 @@ mod wire;
 /// The namespace of the nodes' records: module and namespace.
 pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
 
+pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole};
 pub use cluster_id::ClusterId;
 pub use enrolment_config::{
     EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };
+pub use enrolment_ticket::{EnrolmentTicket, PendingJoin};
 pub use golden_ticket::{GoldenTicket, TicketError, TicketId, TicketParts};
+pub use join_ticket::{
+    InvalidJoinTicket, InvalidTicketId, JoinSecret, JoinTicket, JoinTicketId, MAX_TICKET_VOTERS, TicketVoter,
+    VoterKeyDigest,
+};
+pub use join_tickets::{
+    EnrolError, JoinTicketError, JoinTicketLimits, JoinTickets, Redemption, StoredJoinTicket,
+};
 pub use known_nodes::{KnownNode, NodeApi, NodesWatcher};
 pub use local_names::{LocalNames, LocalNamesDir, LocalNamesError};
 pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
@@ -39,7 +52,8 @@ pub use unlock_keys::StoredUnlockKeys;
 /// Arbitrary bytes as what is read about a node from files and from the cluster.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn check_arbitrary_files(bytes: &[u8]) {
-    golden_ticket::check_arbitrary_ticket(bytes);
+    enrolment_ticket::check_arbitrary_ticket(bytes);
+    join_tickets::check_arbitrary_record(bytes);
     node_record::check_arbitrary_record(bytes);
     unlock_keys::check_arbitrary_keys(bytes);
     known_nodes::check_arbitrary_api(bytes);

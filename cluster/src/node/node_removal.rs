@@ -8,9 +8,7 @@ use nodekeel_localstorage::pki::{Certificate, RevocationList};
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
-use super::{
-    GoldenTicket, GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError,
-};
+use super::{GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
 use crate::pki::{CaError, CaSealing, SubjectNames};
 
@@ -345,7 +343,7 @@ impl NodeRemover {
         if listed.is_some() {
             return Ok(listed);
         }
-        Ok(self.list_tickets_of(node).await?.first().map(|ticket| ticket.new_member().url.clone()))
+        Ok(self.list_tickets_of(node).await?.into_iter().next())
     }
 
     pub(super) async fn is_known(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
@@ -370,8 +368,7 @@ impl NodeRemover {
         let mut listed = listed.map_err(|source| NodeRemovalError::Member { node: node.clone(), source })?;
         let tickets = self.list_tickets_of(node).await?;
         // A learner that has never started has no name: its ticket has its URL.
-        let has_ticket =
-            |member: &Member| tickets.iter().any(|ticket| member.has_peer_url(&ticket.new_member().url));
+        let has_ticket = |member: &Member| tickets.iter().any(|url| member.has_peer_url(url));
         listed.retain(|member| match &member.name {
             Some(name) => name == node.as_str(),
             None => member.is_learner && has_ticket(member),
@@ -379,7 +376,7 @@ impl NodeRemover {
         Ok(listed)
     }
 
-    async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<GoldenTicket>, NodeRemovalError> {
+    async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<PeerUrl>, NodeRemovalError> {
         let tickets = self.tickets.list_tickets_of(node).await;
         tickets.map_err(|source| NodeRemovalError::Ticket { node: node.clone(), source })
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, PkiError, PrivateKey};
 use thiserror::Error;
 
+use super::admission::Admission;
 use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketError, TicketParts};
 use crate::consensus::join::{INVITATIONS, invitation_key};
 use crate::consensus::kv::{Compare, KeyRange, KvError, KvStore, Txn, TxnOp};
@@ -58,6 +59,15 @@ pub enum TicketIssueError {
     )]
     MemberExists {
         /// The URL given.
+        url: PeerUrl,
+    },
+    /// A node has redeemed a join ticket for this URL, and has not joined yet.
+    #[error(
+        "a node has redeemed a join ticket for {url}, and has not joined yet: use another address, or revoke what it got, \
+         `nodectl cluster ticket revoke --address`"
+    )]
+    Redeemed {
+        /// The URL.
         url: PeerUrl,
     },
     /// The configured prefix makes an invalid node name.
@@ -129,6 +139,18 @@ impl GoldenTicketIssuer {
         Ok(Self { running, tickets, nodes, prefix: prefix.into() })
     }
 
+    pub(super) fn running(&self) -> &ClusterAccess {
+        &self.running
+    }
+
+    pub(super) fn tickets(&self) -> &dyn KvStore {
+        &*self.tickets
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Issues a ticket for a node that the others will reach at this URL, and invites its member.
     ///
     /// # Errors
@@ -136,28 +158,35 @@ impl GoldenTicketIssuer {
     pub async fn issue_ticket(&self, url: &PeerUrl) -> Result<GoldenTicket, TicketIssueError> {
         let address: IpAddr =
             url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
-        let members = self.running.cluster_members();
         self.check_free(url).await?;
         // Stored before its member is invited: a kill in between leaves a ticket that the next call finds.
-        let ticket = match self.load_stored(url).await? {
-            Some(ticket) => ticket,
+        let stored = match self.load_stored(url).await? {
+            Some(stored) => stored,
             None => self.create_ticket(url, address).await?,
         };
-        let invitation = invitation_key(ticket.new_member().name.as_str());
+        // The keys of a node that has redeemed a join ticket are its own.
+        if !stored.has_keys() {
+            return Err(TicketIssueError::Redeemed { url: url.clone() });
+        }
+        parse_ticket(url, &self.invite(stored).await?.to_config())
+    }
+
+    /// Invites the member of a stored ticket, and returns the ticket with the present members.
+    pub(super) async fn invite(&self, mut stored: Admission) -> Result<Admission, TicketIssueError> {
+        let url = stored.url().clone();
+        let invitation = invitation_key(stored.node_id().as_str());
         let invite = Txn::new()
             .when(Compare::key_absent(invitation.clone()))
             .then(TxnOp::put(invitation, url.as_str()));
         self.running.root_kv().txn(invite).await.map_err(TicketIssueError::Kv)?;
         // A joining etcd must know exactly the present members.
-        let peers =
-            Peer::others_of(&list_members(&*members).await?, url).map_err(TicketIssueError::MemberName)?;
-        if peers == ticket.peers() {
-            return Ok(ticket);
+        let members = list_members(&*self.running.cluster_members()).await?;
+        let peers = Peer::others_of(&members, &url).map_err(TicketIssueError::MemberName)?;
+        if stored.set_peers(&peers) {
+            let put = self.tickets.put(ticket_key(&url).as_bytes(), &stored.to_config()).await;
+            put.map_err(TicketIssueError::Kv)?;
         }
-        let ticket = ticket.with_peers(peers).map_err(TicketIssueError::NewTicket)?;
-        let config = ticket.to_config();
-        self.tickets.put(ticket_key(url).as_bytes(), &config).await.map_err(TicketIssueError::Kv)?;
-        Ok(ticket)
+        Ok(stored)
     }
 
     /// Refuses a URL at which there is a voter.
@@ -194,9 +223,8 @@ impl GoldenTicketIssuer {
         let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket { .. }));
         let stored = if is_damaged { None } else { stored? };
         if let Some(ticket) = &stored {
-            let name = ticket.new_member().name.as_str();
             let cluster_ca = self.running.load_ca().await.map_err(TicketIssueError::Revoke)?;
-            cluster_ca.revoke_name(name).await.map_err(TicketIssueError::Revoke)?;
+            cluster_ca.revoke_name(ticket.node_id().as_str()).await.map_err(TicketIssueError::Revoke)?;
         }
         self.delete_ticket(url).await?;
         Ok(has_learner || is_damaged || stored.is_some())
@@ -229,9 +257,9 @@ impl GoldenTicketIssuer {
 
     /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.
     pub(super) async fn delete_tickets_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
-        for ticket in self.list_tickets_of(node).await? {
+        for url in self.list_tickets_of(node).await? {
             // Its successor may get the same URL.
-            self.delete_key(ticket_key(&ticket.new_member().url)).await?;
+            self.delete_key(ticket_key(&url)).await?;
         }
         Ok(())
     }
@@ -267,16 +295,16 @@ impl GoldenTicketIssuer {
         self.tickets.delete(KeyRange::single_key(key)).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
-    /// The tickets of a node that are still stored.
-    pub(super) async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<GoldenTicket>, TicketIssueError> {
+    /// The URLs of the tickets of a node that are still stored.
+    pub(super) async fn list_tickets_of(&self, node: &NodeId) -> Result<Vec<PeerUrl>, TicketIssueError> {
         let stored = self.tickets.range(KeyRange::prefix(TICKETS_PREFIX)).await;
         let kvs = stored.map_err(TicketIssueError::Kv)?.kvs;
-        let tickets = kvs.iter().filter_map(|kv| GoldenTicket::from_config(&kv.value).ok());
-        Ok(tickets.filter(|ticket| ticket.node_id() == node).collect())
+        let tickets = kvs.iter().filter_map(|kv| Admission::from_config(&kv.value).ok());
+        Ok(tickets.filter(|ticket| ticket.node_id() == node).map(|ticket| ticket.url().clone()).collect())
     }
 
     /// The ticket issued for this URL before, unless its node has joined.
-    async fn load_stored(&self, url: &PeerUrl) -> Result<Option<GoldenTicket>, TicketIssueError> {
+    pub(super) async fn load_stored(&self, url: &PeerUrl) -> Result<Option<Admission>, TicketIssueError> {
         let stored = self.tickets.get(ticket_key(url).as_bytes()).await.map_err(TicketIssueError::Kv)?;
         let Some(stored) = stored else { return Ok(None) };
         let ticket = parse_stored(url, &stored.value)?;
@@ -291,7 +319,7 @@ impl GoldenTicketIssuer {
     }
 
     /// Creates a ticket; if another call creates one at the same time, returns that one.
-    async fn create_ticket(&self, url: &PeerUrl, address: IpAddr) -> Result<GoldenTicket, TicketIssueError> {
+    async fn create_ticket(&self, url: &PeerUrl, address: IpAddr) -> Result<Admission, TicketIssueError> {
         let node_key = PrivateKey::generate().map_err(TicketIssueError::Credentials)?;
         let node =
             NodeId::from_key(&self.prefix, &node_key.public_key()).map_err(TicketIssueError::NodeName)?;
@@ -322,7 +350,7 @@ impl GoldenTicketIssuer {
             .or_else(TxnOp::get(ticket_key(url)));
         let done = self.tickets.txn(keep).await.map_err(TicketIssueError::Kv)?;
         match done.into_first() {
-            None => Ok(ticket),
+            None => parse_stored(url, &ticket.to_config()),
             Some(first) => parse_stored(url, &first.value),
         }
     }
@@ -340,12 +368,18 @@ async fn list_members(
     members.list_members().await.map_err(TicketIssueError::Membership)
 }
 
-fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssueError> {
+/// A stored ticket, which may be without keys.
+fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<Admission, TicketIssueError> {
+    let invalid = |source| TicketIssueError::StoredTicket { url: url.clone(), source };
+    Admission::from_config(config).map_err(invalid)
+}
+
+fn parse_ticket(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssueError> {
     let invalid = |source| TicketIssueError::StoredTicket { url: url.clone(), source };
     GoldenTicket::from_config(config).map_err(invalid)
 }
 
-fn ticket_key(url: &PeerUrl) -> String {
+pub(super) fn ticket_key(url: &PeerUrl) -> String {
     format!("{TICKETS_PREFIX}{}", url.as_str().trim_start_matches("https://"))
 }
 

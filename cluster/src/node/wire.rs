@@ -14,6 +14,9 @@ pub(super) struct EnrolmentConfig {
     /// Was never filled in, and is not read.
     #[prost(string, tag = "2")]
     pub(super) node_id: String,
+    /// The text of a join ticket that is not redeemed yet; the golden ticket then has the keys alone. Not of 2020.
+    #[prost(string, tag = "3")]
+    pub(super) join_ticket: String,
 }
 
 /// Everything that a node needs to join.
@@ -112,6 +115,12 @@ pub(super) struct ConsensusMember {
 pub(super) struct KubernetesWorker {
     #[prost(string, tag = "1")]
     pub(super) node_name: String,
+}
+
+impl Drop for EnrolmentConfig {
+    fn drop(&mut self) {
+        self.join_ticket.zeroize();
+    }
 }
 
 impl Drop for GoldenTicket {

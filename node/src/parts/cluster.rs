@@ -288,6 +288,7 @@ impl ClusterPlan {
                 machine_id: Some(names.machine_id),
                 set_hostname: self.config.hostname,
             },
+            enroller: None,
         };
         let mut settings = EnrolmentSettings::default();
         settings.deadline = self.config.deadline;

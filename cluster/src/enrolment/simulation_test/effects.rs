@@ -11,7 +11,7 @@ use super::super::state::EnrolmentState;
 use super::super::step::{EnrolmentStep, StepMode};
 use super::invariants::action_id_of;
 use super::{OTHERS, SimConfig, SimVolume, SimWorld, TICKETS};
-use crate::node::ClusterId;
+use crate::node::{ClusterId, EnrolmentTicket};
 
 impl SimWorld {
     /// Performs the pending action and queues its result: after its effect, or without it.
@@ -85,7 +85,7 @@ impl SimWorld {
         }
         let ticket = match self.config {
             SimConfig::Absent => None,
-            SimConfig::Ticket(which) => Some(Arc::clone(&TICKETS[which])),
+            SimConfig::Ticket(which) => Some(EnrolmentTicket::Golden(Arc::clone(&TICKETS[which]))),
             SimConfig::Unreadable => return None,
         };
         Some(match self.journal.clone() {

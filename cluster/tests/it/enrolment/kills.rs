@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use nodekeel_cluster::backup::stage_snapshot;
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase, NodeMembership};
-use nodekeel_cluster::node::ClusterId;
+use nodekeel_cluster::node::{ClusterId, JoinTicketLimits};
 use nodekeel_localstorage::Dir;
 use tokio::task::JoinHandle as JoinHandleOfTask;
 
-use super::node_fixture::{NodeFixture, NodeRun, error_chain};
+use super::node_fixture::{InProcessVoter, NodeFixture, NodeRun, error_chain};
 
 /// Longest time until a node runs after its last start.
 pub(super) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
@@ -25,13 +25,15 @@ pub(super) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 pub(super) enum EnrolmentFlow {
     Bootstrap,
     Join,
+    /// By a join ticket.
+    Enrol,
     Restart,
     /// Of a cluster that is lost; the store in memory has no snapshots.
     Restore,
 }
 
-pub(super) const FLOWS: [EnrolmentFlow; 3] =
-    [EnrolmentFlow::Bootstrap, EnrolmentFlow::Join, EnrolmentFlow::Restart];
+pub(super) const FLOWS: [EnrolmentFlow; 4] =
+    [EnrolmentFlow::Bootstrap, EnrolmentFlow::Join, EnrolmentFlow::Enrol, EnrolmentFlow::Restart];
 
 /// The node that is killed, and the cluster that the flow needs.
 pub(super) struct KillScenario {
@@ -64,6 +66,15 @@ impl KillScenario {
                 scenario
                     .victim
                     .give_ticket(&issuer.issue_ticket(&scenario.victim.url).await.expect("created"));
+                scenario.first = Some((first, run));
+            }
+            EnrolmentFlow::Enrol => {
+                let first = new_node();
+                let (run, _) = first.run_to_running().await;
+                put_kept(&run).await;
+                let voter = InProcessVoter::new(&run.node, "the victim");
+                scenario.victim.give_join_ticket(&voter.create_ticket(&JoinTicketLimits::default()).await);
+                scenario.victim.enroller = Some(Arc::new(voter));
                 scenario.first = Some((first, run));
             }
             EnrolmentFlow::Restart => {

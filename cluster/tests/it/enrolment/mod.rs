@@ -5,6 +5,7 @@ mod etcd;
 mod flows;
 mod kills;
 mod node_fixture;
+mod redemption;
 mod rejections;
 mod truncation;
 

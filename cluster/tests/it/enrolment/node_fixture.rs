@@ -3,16 +3,20 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, Member, PeerUrl};
 use nodekeel_cluster::enrolment::{
-    ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
+    ClusterNode, ConsensusFactory, Deps, EnrolCallError, Enroller, EnrolmentSettings, FailureReason,
+    NodeMembership,
 };
 use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
 use nodekeel_cluster::node::{
-    EnrolmentSource, EnrolmentSources, EspEnrolment, GoldenTicket, GoldenTicketIssuer, LocalNames, StoredNode,
+    EnrolRequest, EnrolmentSource, EnrolmentSources, EspEnrolment, GoldenTicket, GoldenTicketIssuer,
+    JoinTicket, JoinTicketLimits, LocalNames, StoredNode, TicketVoter, VoterKeyDigest,
 };
 use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
 use nodekeel_localstorage::volume::DirectoryVolume;
@@ -34,6 +38,8 @@ pub(crate) struct NodeFixture {
     pub(crate) settings: EnrolmentSettings,
     /// Where the others reach its member.
     pub(crate) url: PeerUrl,
+    /// Redeems its join ticket.
+    pub(crate) enroller: Option<Arc<dyn Enroller>>,
     /// Those of an etcd.
     pub(crate) _ports: Vec<ReservedPort>,
 }
@@ -62,7 +68,7 @@ impl NodeFixture {
         let mut settings = EnrolmentSettings::default();
         settings.bootstrap = true;
         let network = Arc::new(StaticNetwork::new(node_address(url.host())));
-        Self { disks, network, consensus, settings, url, _ports: Vec::new() }
+        Self { disks, network, consensus, settings, url, enroller: None, _ports: Vec::new() }
     }
 
     pub(crate) fn dir(&self, name: &str) -> Dir {
@@ -81,6 +87,10 @@ impl NodeFixture {
         self.ticket_file().write(&ticket.to_config()).expect("written");
     }
 
+    pub(crate) fn give_join_ticket(&self, ticket: &JoinTicket) {
+        self.ticket_file().write(ticket.to_text().as_bytes()).expect("written");
+    }
+
     /// The dependencies of the node at its start.
     pub(crate) fn deps(&self) -> Deps {
         let ticket = EnrolmentSource::EspFile(self.ticket_file());
@@ -91,6 +101,7 @@ impl NodeFixture {
             volume: Arc::new(DirectoryVolume::new(self.dir("data"))),
             consensus: self.consensus.clone(),
             local_names: LocalNames::default(),
+            enroller: self.enroller.clone(),
         }
     }
 
@@ -211,6 +222,48 @@ pub(crate) fn error_chain(error: impl Into<Failure>) -> String {
 /// The peer URL of a node in memory.
 pub(crate) fn peer_url(address: &str) -> PeerUrl {
     PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)
+}
+
+/// A voter that a node of this process calls, by this key.
+#[derive(Debug)]
+pub(crate) struct InProcessVoter {
+    node: ClusterNode,
+    key: String,
+    /// False while it does not answer.
+    pub(crate) is_reachable: AtomicBool,
+}
+
+impl InProcessVoter {
+    pub(crate) fn new(node: &ClusterNode, key: &str) -> Self {
+        Self { node: node.clone(), key: key.to_owned(), is_reachable: AtomicBool::new(true) }
+    }
+
+    pub(crate) async fn create_ticket(&self, limits: &JoinTicketLimits) -> JoinTicket {
+        let voter = TicketVoter {
+            address: "192.0.2.1:7836".parse().expect("an address"),
+            key: VoterKeyDigest::of_spki(b"a key"),
+        };
+        let tickets = self.node.join_tickets().expect("a running node");
+        tickets.create_ticket(limits, &[voter], SystemTime::now()).await.expect("created")
+    }
+}
+
+#[async_trait]
+impl Enroller for InProcessVoter {
+    async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
+        let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
+        if !self.is_reachable.load(Ordering::SeqCst) {
+            return Err(unavailable("no answer".into()));
+        }
+        let tickets = self.node.join_tickets().map_err(|error| unavailable(error.into()))?;
+        tickets.redeem_ticket(&self.key, request, SystemTime::now()).await.map_err(|error| {
+            if error.is_refusal() {
+                EnrolCallError::Refused(error_chain(error))
+            } else {
+                unavailable(error.into())
+            }
+        })
+    }
 }
 
 /// A cluster of one in memory, which issues tickets.

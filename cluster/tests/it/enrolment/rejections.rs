@@ -119,7 +119,7 @@ async fn missing_or_foreign_credentials_are_reported_and_not_recreated() {
 }
 
 /// A run that fails once the decision is recorded.
-async fn interrupt(fixture: &NodeFixture) {
+pub(super) async fn interrupt(fixture: &NodeFixture) {
     let conflict = fixture.disks.path().join("data/conflict");
     fs::write(&conflict, "").expect("written");
     fixture.run_to_failure().await;

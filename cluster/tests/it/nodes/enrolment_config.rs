@@ -4,8 +4,11 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use nodekeel_cluster::node::{EnrolmentConfigError, EnrolmentSource, EnrolmentSources, TicketError};
+use nodekeel_cluster::node::{
+    EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EnrolmentTicket, GoldenTicket, TicketError,
+};
 
 use super::test_ticket;
 use crate::enrolment::{NodeFixture, error_chain};
@@ -26,6 +29,13 @@ impl ConfigSources {
         Self { fixture, firmware, sources }
     }
 
+    fn load_golden(&self) -> Arc<GoldenTicket> {
+        match self.sources.load_ticket().expect("a valid ticket").expect("it exists") {
+            EnrolmentTicket::Golden(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn write_esp_file(&self, content: &[u8]) {
         self.fixture.ticket_file().write(content).expect("written");
     }
@@ -41,14 +51,14 @@ fn a_ticket_is_found_in_either_source_and_the_esp_file_wins() {
     let config = ConfigSources::new();
     let (esp, firmware) = (test_ticket("192.0.2.7"), test_ticket("192.0.2.8"));
     fs::write(&config.firmware, &*firmware.to_config()).expect("written");
-    let found = config.sources.load_ticket().expect("a valid ticket").expect("it exists");
+    let found = config.load_golden();
     assert_eq!(found.digest(), firmware.digest());
     config.write_esp_file(&esp.to_config());
-    let found = config.sources.load_ticket().expect("a valid ticket").expect("it exists");
+    let found = config.load_golden();
     assert_eq!((found.digest(), found.node_id()), (esp.digest(), esp.node_id()));
     // The other source is not even read.
     fs::write(&config.firmware, b"\xff").expect("written");
-    let found = config.sources.load_ticket().expect("a valid ticket").expect("it exists");
+    let found = config.load_golden();
     assert_eq!(found.digest(), esp.digest());
 }
 

@@ -1,0 +1,216 @@
+//! What a new node asks of its cluster, and what it gets: the keys stay with the node.
+
+use std::fmt;
+use std::str::FromStr;
+
+use nodekeel_localstorage::pki::{
+    Certificate, CertificateTemplate, CommonName, PkiError, PrivateKey, RevocationList,
+};
+use prost::Message as _;
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use super::golden_ticket::{parse_field, parse_peer, peer_message};
+use super::{GoldenTicket, JoinSecret, JoinTicketId, NodeId, TicketError, wire};
+use crate::consensus::{Peer, PeerUrl};
+
+/// What a joining node becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JoinRole {
+    /// A voter of the cluster.
+    #[default]
+    Voter,
+}
+
+/// Another word than the name of a role.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidJoinRole {
+    /// No release has workers yet.
+    #[error("nodes of the role worker are not supported yet: use voter")]
+    Worker,
+    /// There is no such role.
+    #[error("unknown role {0:?} of a node: use voter")]
+    Unknown(String),
+}
+
+impl fmt::Display for JoinRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Voter => f.write_str("voter"),
+        }
+    }
+}
+
+impl FromStr for JoinRole {
+    type Err = InvalidJoinRole;
+
+    fn from_str(text: &str) -> Result<Self, InvalidJoinRole> {
+        match text {
+            "voter" => Ok(Self::Voter),
+            "worker" => Err(InvalidJoinRole::Worker),
+            _ => Err(InvalidJoinRole::Unknown(text.to_owned())),
+        }
+    }
+}
+
+/// A node's request to be admitted by a join ticket.
+///
+/// Both certificates are signed with their own keys, which proves that the node has them.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the voter that answers needs all of it")]
+pub struct EnrolRequest {
+    /// The ticket.
+    pub ticket: JoinTicketId,
+    /// Its secret.
+    pub secret: JoinSecret,
+    /// Where the others will reach the node's member.
+    pub url: PeerUrl,
+    /// What the node becomes.
+    pub role: JoinRole,
+    /// The certificate of the node's key, from which it gets its name.
+    pub node_certificate: Certificate,
+    /// A certificate of the member's key, for which the cluster's CA issues another.
+    pub member_certificate: Certificate,
+}
+
+impl EnrolRequest {
+    /// Returns whether the node has proved both keys.
+    pub(super) fn is_proved(&self) -> bool {
+        [&self.node_certificate, &self.member_certificate].iter().all(|one| one.is_signed_by(one))
+    }
+}
+
+/// The place of a new node in its cluster: its certificate, and the members. There is no private key in it, unless it was read
+/// from a golden ticket.
+#[derive(Clone)]
+pub(crate) struct Admission {
+    message: wire::GoldenTicket,
+    node_id: NodeId,
+    url: PeerUrl,
+}
+
+impl Admission {
+    pub(super) fn new(
+        node_certificate: &Certificate,
+        member_certificate: &Certificate,
+        ca: &Certificate,
+        revoked: &RevocationList,
+        this: &Peer,
+    ) -> Result<Self, TicketError> {
+        Self::from_message(wire::GoldenTicket {
+            etcd_ca_cert: ca.der_bytes().to_vec(),
+            etcd_client_cert: member_certificate.der_bytes().to_vec(),
+            etcd_client_key: Vec::new(),
+            etcd_crl: revoked.der_bytes().to_vec(),
+            peers: Vec::new(),
+            this: Some(peer_message(this)),
+            node_id: this.name.to_string(),
+            node_cert: node_certificate.der_bytes().to_vec(),
+            node_key: Vec::new(),
+        })
+    }
+
+    /// The admission in an enrolment configuration: the answer of a voter, or a ticket that the cluster has stored.
+    pub(crate) fn from_config(config: &[u8]) -> Result<Self, TicketError> {
+        let mut config = wire::EnrolmentConfig::decode(config).map_err(|_| TicketError::Malformed)?;
+        Self::from_message(config.golden_ticket.take().ok_or(TicketError::NoTicket)?)
+    }
+
+    fn from_message(message: wire::GoldenTicket) -> Result<Self, TicketError> {
+        let this = parse_peer(message.this.as_ref().ok_or(TicketError::MissingField("new member"))?)?;
+        let node_id = this.name.as_str().parse().map_err(TicketError::NodeName)?;
+        Ok(Self { message, node_id, url: this.url })
+    }
+
+    pub(super) fn to_config(&self) -> Zeroizing<Vec<u8>> {
+        let golden_ticket = Some(self.message.clone());
+        let config =
+            wire::EnrolmentConfig { golden_ticket, node_id: String::new(), join_ticket: String::new() };
+        Zeroizing::new(config.encode_to_vec())
+    }
+
+    /// The node that is admitted.
+    pub(super) fn node_id(&self) -> &NodeId {
+        &self.node_id
+    }
+
+    /// Where the others will reach its member.
+    pub(super) fn url(&self) -> &PeerUrl {
+        &self.url
+    }
+
+    /// Returns whether it has the node's private keys, as a golden ticket does.
+    pub(super) fn has_keys(&self) -> bool {
+        !self.message.node_key.is_empty()
+    }
+
+    /// Returns whether it admits the node of this certificate.
+    pub(super) fn is_of(&self, node_certificate: &Certificate) -> bool {
+        self.message.node_cert == node_certificate.der_bytes()
+    }
+
+    /// Replaces the members; returns whether they were others.
+    pub(super) fn set_peers(&mut self, peers: &[Peer]) -> bool {
+        let peers: Vec<_> = peers.iter().map(peer_message).collect();
+        let is_changed = peers != self.message.peers;
+        self.message.peers = peers;
+        is_changed
+    }
+
+    /// The golden ticket of the node, from its own keys.
+    pub(crate) fn into_ticket(mut self, keys: &JoinKeys) -> Result<GoldenTicket, TicketError> {
+        self.message.node_key = keys.node.expose_pkcs8().to_vec();
+        self.message.etcd_client_key = keys.member.expose_pkcs8().to_vec();
+        GoldenTicket::from_config(&self.to_config())
+    }
+}
+
+/// Without what may be secret.
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission")
+            .field("node", &self.node_id)
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The keys of a node that enrols. It makes them itself, and nobody else sees them.
+#[derive(Debug)]
+pub(crate) struct JoinKeys {
+    pub(super) node: PrivateKey,
+    pub(super) node_certificate: Certificate,
+    pub(super) member: PrivateKey,
+}
+
+impl JoinKeys {
+    /// New keys of a node whose name starts with this prefix.
+    pub(crate) fn generate(prefix: &str) -> Result<Self, PkiError> {
+        let node = PrivateKey::generate()?;
+        let mut template = CertificateTemplate::default();
+        template.common_name = CommonName::WithKeyId(prefix.to_owned());
+        let node_certificate = template.self_sign(&node)?;
+        Ok(Self { node, node_certificate, member: PrivateKey::generate()? })
+    }
+
+    /// Those in a message without the rest of a ticket.
+    pub(super) fn from_message(message: &wire::GoldenTicket) -> Result<Self, TicketError> {
+        Ok(Self {
+            node: parse_field("node's key", || PrivateKey::from_pkcs8(&message.node_key))?,
+            node_certificate: parse_field("node's certificate", || {
+                Certificate::from_der(&message.node_cert)
+            })?,
+            member: parse_field("member's key", || PrivateKey::from_pkcs8(&message.etcd_client_key))?,
+        })
+    }
+
+    pub(super) fn to_message(&self) -> wire::GoldenTicket {
+        let mut message = wire::GoldenTicket::default();
+        message.node_key = self.node.expose_pkcs8().to_vec();
+        message.node_cert = self.node_certificate.der_bytes().to_vec();
+        message.etcd_client_key = self.member.expose_pkcs8().to_vec();
+        message
+    }
+}

@@ -1,0 +1,498 @@
+//! The cluster's join tickets: created by an operator, redeemed by new nodes.
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prost::Message as _;
+use thiserror::Error;
+
+use super::admission::Admission;
+use super::ticket_issuer::ticket_key;
+use super::{
+    EnrolRequest, GoldenTicketIssuer, JoinRole, JoinTicket, JoinTicketId, NodeId, TicketError,
+    TicketIssueError, TicketVoter,
+};
+use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, Txn, TxnOp};
+use crate::consensus::{Peer, PeerUrl};
+use crate::pki::CertificateSpec;
+
+/// Key prefix of the join tickets, in the namespace of the golden ones.
+const PREFIX: &str = "/join/";
+
+/// The record of an expired ticket is deleted after this time: until then its holder is told that it has expired.
+const KEPT_EXPIRED: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The number of times that a change is tried again after concurrent ones.
+const ATTEMPTS: usize = 16;
+
+/// The cluster's join tickets.
+///
+/// The cluster keeps the SHA-256 of a ticket's secret alone. A redeemed ticket leaves the same as a golden ticket, an invitation
+/// at the URL of the node, but without the node's keys, which stay with the node.
+///
+/// # Contract
+/// - The same key and request are answered by the same admission until the node has joined, also after the ticket has expired.
+/// - A ticket admits at most as many nodes as it has uses, and none after it has expired or was revoked.
+#[derive(Clone, Debug)]
+pub struct JoinTickets {
+    issuer: GoldenTicketIssuer,
+}
+
+/// The limits of a new ticket.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct JoinTicketLimits {
+    /// The time in which it can be redeemed. Default: 24 hours.
+    pub valid_for: Duration,
+    /// The number of nodes that it admits. Default: 1.
+    pub uses: NonZeroU16,
+    /// What they become. Default: voters.
+    pub role: JoinRole,
+    /// The only address of a node that it admits. Default: any.
+    pub address: Option<IpAddr>,
+}
+
+impl Default for JoinTicketLimits {
+    fn default() -> Self {
+        let uses = const { NonZeroU16::new(1).unwrap() };
+        Self { valid_for: Duration::from_secs(24 * 3600), uses, role: JoinRole::Voter, address: None }
+    }
+}
+
+/// A ticket as the cluster knows it: without its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredJoinTicket {
+    /// Its id.
+    pub id: JoinTicketId,
+    /// When it was created, by the clock of the voter.
+    pub created: SystemTime,
+    /// When it expires.
+    pub expires: SystemTime,
+    /// The number of nodes that it admits.
+    pub uses: u32,
+    /// The only address of a node that it admits, if it is limited to one.
+    pub address: Option<IpAddr>,
+    /// Returns whether it was revoked.
+    pub is_revoked: bool,
+    /// The nodes that it has admitted.
+    pub redemptions: Vec<Redemption>,
+}
+
+/// A node that a ticket has admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Redemption {
+    /// The key by which it has called.
+    pub key: String,
+    /// The node.
+    pub node: String,
+    /// Where the others reach its member.
+    pub url: String,
+    /// When it was admitted.
+    pub at: SystemTime,
+}
+
+/// The reason why a node was not admitted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EnrolError {
+    /// The request does not prove its keys, or its host is no address.
+    #[error("invalid request to enrol: {0}")]
+    Request(&'static str),
+    /// There is no ticket of this id, or its secret is another one: a guesser learns nothing.
+    #[error(
+        "the cluster knows no such join ticket: copy it again, or create another: `nodectl cluster ticket create`"
+    )]
+    Unknown,
+    /// The ticket was revoked.
+    #[error("join ticket {id} was revoked: create another: `nodectl cluster ticket create`")]
+    Revoked {
+        /// The ticket.
+        id: JoinTicketId,
+    },
+    /// The ticket has expired, by the clock of the voter.
+    #[error("join ticket {id} has expired: create another: `nodectl cluster ticket create`")]
+    Expired {
+        /// The ticket.
+        id: JoinTicketId,
+    },
+    /// Other nodes have used it, or this one did and was reset since.
+    #[error("join ticket {id} is used: create another: `nodectl cluster ticket create`")]
+    UsedUp {
+        /// The ticket.
+        id: JoinTicketId,
+    },
+    /// The ticket is for a node at another address.
+    #[error(
+        "join ticket {id} is for a node at {address}, and this one is at {host}: correct cluster.address, or create another ticket"
+    )]
+    OtherAddress {
+        /// The ticket.
+        id: JoinTicketId,
+        /// The address of the ticket.
+        address: IpAddr,
+        /// That of the request.
+        host: IpAddr,
+    },
+    /// Another node was admitted at the URL, and has not joined yet.
+    #[error(
+        "another node is admitted at {url}, and has not joined yet: use another address, or type \
+         `nodectl cluster ticket revoke --address` on a member"
+    )]
+    Taken {
+        /// The URL.
+        url: PeerUrl,
+    },
+    /// Others change the same ticket. A retry helps.
+    #[error("the join ticket is being changed by others: try again")]
+    Contended,
+    /// A stored ticket is damaged.
+    #[error("join ticket {id} is damaged in the cluster's store: revoke it, and create another")]
+    Damaged {
+        /// The ticket.
+        id: JoinTicketId,
+    },
+    /// The tickets could not be read or written. A retry may help.
+    #[error("can't read or write the join tickets in the cluster's etcd")]
+    Kv(#[source] KvError),
+    /// The node's place could not be made.
+    #[error("can't admit the node")]
+    Issue(#[source] TicketIssueError),
+    /// The parts of an admission are inconsistent.
+    #[error("can't admit the node")]
+    Admission(#[source] TicketError),
+}
+
+impl EnrolError {
+    /// Returns whether the cluster refuses the node or the ticket: another voter would, too.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Contended | Self::Kv(_) | Self::Admission(_) => false,
+            Self::Issue(error) => matches!(error, TicketIssueError::MemberExists { .. }),
+            _ => true,
+        }
+    }
+}
+
+/// A failure to create, list or revoke join tickets.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinTicketError {
+    /// There are no random numbers.
+    #[error("can't make a join ticket")]
+    Random(#[source] std::io::Error),
+    /// There is no ticket of this id.
+    #[error("no join ticket has the id {id}: see `nodectl cluster ticket list`")]
+    Unknown {
+        /// The id.
+        id: JoinTicketId,
+    },
+    /// The tickets could not be read or written. A retry may help.
+    #[error("can't read or write the join tickets in the cluster's etcd")]
+    Kv(#[source] KvError),
+    /// What a node got by the ticket could not be revoked. A retry may help.
+    #[error("can't revoke what a node got by the join ticket")]
+    Revoke(#[source] TicketIssueError),
+}
+
+/// The record of a ticket.
+#[derive(Clone, PartialEq, prost::Message)]
+struct TicketRecord {
+    /// The SHA-256 of the secret.
+    #[prost(bytes = "vec", tag = "1")]
+    secret_digest: Vec<u8>,
+    /// Seconds since 1970.
+    #[prost(uint64, tag = "2")]
+    created: u64,
+    #[prost(uint64, tag = "3")]
+    expires: u64,
+    #[prost(uint32, tag = "4")]
+    uses: u32,
+    /// The name of the role.
+    #[prost(string, tag = "5")]
+    role: String,
+    /// Empty for any.
+    #[prost(string, tag = "6")]
+    address: String,
+    #[prost(bool, tag = "7")]
+    is_revoked: bool,
+    #[prost(message, repeated, tag = "8")]
+    redemptions: Vec<RedemptionRecord>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RedemptionRecord {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    node: String,
+    #[prost(string, tag = "3")]
+    url: String,
+    #[prost(uint64, tag = "4")]
+    at: u64,
+}
+
+impl JoinTickets {
+    pub(crate) fn new(issuer: GoldenTicketIssuer) -> Self {
+        Self { issuer }
+    }
+
+    /// Creates a ticket that these voters redeem; at most [`MAX_TICKET_VOTERS`](super::MAX_TICKET_VOTERS) of them are named.
+    ///
+    /// # Errors
+    /// [`JoinTicketError`]. A ticket that was recorded anyway is one that nobody has.
+    pub async fn create_ticket(
+        &self,
+        limits: &JoinTicketLimits,
+        voters: &[TicketVoter],
+        now: SystemTime,
+    ) -> Result<JoinTicket, JoinTicketError> {
+        let ticket = JoinTicket::generate(voters).map_err(JoinTicketError::Random)?;
+        let created = unix_seconds(now);
+        let record = TicketRecord {
+            secret_digest: ticket.secret().digest().to_vec(),
+            created,
+            expires: created.saturating_add(limits.valid_for.as_secs()),
+            uses: limits.uses.get().into(),
+            role: limits.role.to_string(),
+            address: limits.address.map(|address| address.to_string()).unwrap_or_default(),
+            is_revoked: false,
+            redemptions: Vec::new(),
+        };
+        let kv = self.issuer.tickets();
+        for (kv, record) in self.read_all().await.map_err(JoinTicketError::Kv)? {
+            if record.expires.saturating_add(KEPT_EXPIRED.as_secs()) < created {
+                let old = KeyRange::single_key(kv.key);
+                self.issuer.tickets().delete(old).await.map_err(JoinTicketError::Kv)?;
+            }
+        }
+        kv.put(record_key(ticket.id()).as_bytes(), &record.encode_to_vec())
+            .await
+            .map_err(JoinTicketError::Kv)?;
+        Ok(ticket)
+    }
+
+    /// All tickets that are known, the oldest first.
+    ///
+    /// # Errors
+    /// [`JoinTicketError::Kv`].
+    pub async fn list_tickets(&self) -> Result<Vec<StoredJoinTicket>, JoinTicketError> {
+        let read = self.read_all().await.map_err(JoinTicketError::Kv)?;
+        let mut tickets: Vec<_> =
+            read.iter().filter_map(|(kv, record)| Some(record.to_stored(parse_key(&kv.key)?))).collect();
+        tickets.sort_by_key(|ticket| (ticket.created, ticket.id));
+        Ok(tickets)
+    }
+
+    /// Revokes a ticket, and what those have got by it that have not joined. Returns their URLs. It can be repeated.
+    ///
+    /// # Errors
+    /// [`JoinTicketError`].
+    pub async fn revoke_ticket(&self, id: JoinTicketId) -> Result<Vec<PeerUrl>, JoinTicketError> {
+        let kv = self.issuer.tickets();
+        let record = loop {
+            let stored = kv.get(record_key(id).as_bytes()).await.map_err(JoinTicketError::Kv)?;
+            let stored = stored.ok_or(JoinTicketError::Unknown { id })?;
+            // A damaged one admits nobody, and is gone then.
+            let mut record = TicketRecord::decode(&*stored.value).unwrap_or_default();
+            record.is_revoked = true;
+            let put = Txn::new()
+                .when(Compare::key_unchanged(&stored))
+                .then(TxnOp::put(record_key(id), record.encode_to_vec()));
+            // Another change is a node that was admitted: there are no more than the ticket has uses.
+            if kv.txn(put).await.map_err(JoinTicketError::Kv)?.succeeded {
+                break record;
+            }
+        };
+        let mut revoked = Vec::new();
+        for redemption in record.redemptions {
+            let Ok(url) = redemption.url.parse::<PeerUrl>() else { continue };
+            let stored = self.issuer.load_stored(&url).await.map_err(JoinTicketError::Revoke)?;
+            if stored.is_none_or(|stored| stored.node_id().as_str() != redemption.node) {
+                continue;
+            }
+            match self.issuer.revoke_ticket(&url).await {
+                Ok(_) => revoked.push(url),
+                // The node has joined in this moment.
+                Err(TicketIssueError::MemberExists { .. }) => {}
+                Err(error) => return Err(JoinTicketError::Revoke(error)),
+            }
+        }
+        Ok(revoked)
+    }
+
+    /// Revokes an unused golden ticket, or what a node has got by a join ticket, as
+    /// [`GoldenTicketIssuer::revoke_ticket`](super::GoldenTicketIssuer::revoke_ticket) does.
+    ///
+    /// # Errors
+    /// [`TicketIssueError`].
+    pub async fn revoke_place(&self, url: &PeerUrl) -> Result<bool, TicketIssueError> {
+        self.issuer.revoke_ticket(url).await
+    }
+
+    /// Admits a node that calls by this key, and returns the enrolment configuration of its place, which has no private key. The
+    /// time is that of the voter.
+    ///
+    /// # Errors
+    /// [`EnrolError`].
+    pub async fn redeem_ticket(
+        &self,
+        key: &str,
+        request: &EnrolRequest,
+        now: SystemTime,
+    ) -> Result<Vec<u8>, EnrolError> {
+        if !request.is_proved() {
+            return Err(EnrolError::Request("a certificate is not signed with its own key"));
+        }
+        let host: IpAddr =
+            request.url.host().parse().map_err(|_| EnrolError::Request("the node has no address"))?;
+        for _ in 0..ATTEMPTS {
+            if let Some(admission) = self.try_redeem(key, request, host, now).await? {
+                let admission = self.issuer.invite(admission).await.map_err(EnrolError::Issue)?;
+                return Ok(admission.to_config().to_vec());
+            }
+        }
+        Err(EnrolError::Contended)
+    }
+
+    /// `None` if another change came in between.
+    async fn try_redeem(
+        &self,
+        key: &str,
+        request: &EnrolRequest,
+        host: IpAddr,
+        now: SystemTime,
+    ) -> Result<Option<Admission>, EnrolError> {
+        let (id, url) = (request.ticket, &request.url);
+        let kv = self.issuer.tickets();
+        let stored = kv.get(record_key(id).as_bytes()).await.map_err(EnrolError::Kv)?;
+        let mut record = match &stored {
+            Some(stored) => TicketRecord::decode(&*stored.value).map_err(|_| EnrolError::Damaged { id })?,
+            None => TicketRecord::default(),
+        };
+        // Compared also with nothing: both are refused alike.
+        let (true, Some(stored)) = (request.secret.matches(&record.secret_digest), stored) else {
+            return Err(EnrolError::Unknown);
+        };
+        if record.is_revoked {
+            return Err(EnrolError::Revoked { id });
+        }
+        self.issuer.check_free(url).await.map_err(EnrolError::Issue)?;
+        let taken = self.issuer.load_stored(url).await.map_err(EnrolError::Issue)?;
+        let is_recorded = record.redemptions.iter().any(|one| one.key == key && one.url == url.as_str());
+        match taken {
+            // A repeated call, for example after a kill.
+            Some(taken) if is_recorded && taken.is_of(&request.node_certificate) => return Ok(Some(taken)),
+            taken => record.check_limits(id, host, now).and_then(|()| match taken {
+                Some(_) => Err(EnrolError::Taken { url: url.clone() }),
+                None => Ok(()),
+            })?,
+        }
+        let admission = self.certify(request, host).await?;
+        record.redemptions.push(RedemptionRecord {
+            key: key.to_owned(),
+            node: admission.node_id().to_string(),
+            url: url.to_string(),
+            at: unix_seconds(now),
+        });
+        // In one step: the ticket is used exactly if the node has its place.
+        let redeem = Txn::new()
+            .when(Compare::key_unchanged(&stored))
+            .when(Compare::key_absent(ticket_key(url)))
+            .then(TxnOp::put(record_key(id), record.encode_to_vec()))
+            .then(TxnOp::put(ticket_key(url), admission.to_config().to_vec()));
+        let done = kv.txn(redeem).await.map_err(EnrolError::Kv)?;
+        Ok(done.succeeded.then_some(admission))
+    }
+
+    /// Makes the certificate of a node's member. If it is not used, its key's owner never gets it.
+    async fn certify(&self, request: &EnrolRequest, host: IpAddr) -> Result<Admission, EnrolError> {
+        let node = NodeId::from_key(self.issuer.prefix(), &request.node_certificate.public_key());
+        let node = node.map_err(|error| EnrolError::Issue(TicketIssueError::NodeName(error)))?;
+        let name: crate::consensus::MemberName =
+            node.as_str().parse().map_err(|error| EnrolError::Issue(TicketIssueError::MemberName(error)))?;
+        let failed = |error| EnrolError::Issue(TicketIssueError::Ca(error));
+        let ca = self.issuer.running().load_ca().await.map_err(failed)?;
+        let spec = CertificateSpec::for_member(name.clone(), host);
+        let key = request.member_certificate.public_key();
+        let certificate = ca.certify_key(key, &spec).await.map_err(failed)?;
+        let revoked = ca.revocation_list().await.map_err(failed)?;
+        let this = Peer::new(name, request.url.clone());
+        Admission::new(&request.node_certificate, &certificate, ca.ca_certificate(), &revoked, &this)
+            .map_err(EnrolError::Admission)
+    }
+
+    async fn read_all(&self) -> Result<Vec<(KeyValue, TicketRecord)>, KvError> {
+        let read = self.issuer.tickets().range(KeyRange::prefix(PREFIX)).await?;
+        let parse = |kv: KeyValue| TicketRecord::decode(&*kv.value).ok().map(|record| (kv, record));
+        Ok(read.kvs.into_iter().filter_map(parse).collect())
+    }
+}
+
+impl TicketRecord {
+    fn check_limits(&self, id: JoinTicketId, host: IpAddr, now: SystemTime) -> Result<(), EnrolError> {
+        if unix_seconds(now) >= self.expires {
+            return Err(EnrolError::Expired { id });
+        }
+        if self.redemptions.len() as u64 >= u64::from(self.uses) {
+            return Err(EnrolError::UsedUp { id });
+        }
+        match self.address.parse() {
+            Ok(address) if address != host => Err(EnrolError::OtherAddress { id, address, host }),
+            Err(_) if !self.address.is_empty() => Err(EnrolError::Damaged { id }),
+            _ => Ok(()),
+        }
+    }
+
+    fn to_stored(&self, id: JoinTicketId) -> StoredJoinTicket {
+        StoredJoinTicket {
+            id,
+            created: from_unix(self.created),
+            expires: from_unix(self.expires),
+            uses: self.uses,
+            address: self.address.parse().ok(),
+            is_revoked: self.is_revoked,
+            redemptions: self.redemptions.iter().map(RedemptionRecord::to_redemption).collect(),
+        }
+    }
+}
+
+impl RedemptionRecord {
+    fn to_redemption(&self) -> Redemption {
+        Redemption {
+            key: self.key.clone(),
+            node: self.node.clone(),
+            url: self.url.clone(),
+            at: from_unix(self.at),
+        }
+    }
+}
+
+fn record_key(id: JoinTicketId) -> String {
+    format!("{PREFIX}{id}")
+}
+
+fn parse_key(key: &[u8]) -> Option<JoinTicketId> {
+    std::str::from_utf8(key).ok()?.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// 0 before 1970, and in a clock that was never set.
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn from_unix(seconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH)
+}
+
+/// Arbitrary bytes as the record of a ticket: never panics.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn check_arbitrary_record(bytes: &[u8]) {
+    if let Ok(record) = TicketRecord::decode(bytes) {
+        let id = JoinTicketId::from_bytes([0; 8]);
+        let _ = record.to_stored(id);
+        let _ = record.check_limits(id, IpAddr::from([192, 0, 2, 1]), UNIX_EPOCH);
+    }
+}

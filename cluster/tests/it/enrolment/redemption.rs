@@ -1,0 +1,233 @@
+//! Nodes that join by a join ticket.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use nodekeel_cluster::consensus::kv::KeyRange;
+use nodekeel_cluster::enrolment::{Enroller, EnrolmentState, WaitCause};
+use nodekeel_cluster::node::{EnrolError, EnrolRequest, JoinRole, JoinTicket, JoinTicketLimits};
+use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
+
+use super::node_fixture::{
+    InProcessVoter, MemoryCluster, NodeFixture, error_chain, parse_ip, peer_url, wait_condition,
+};
+use super::rejections::interrupt;
+
+fn self_signed() -> Certificate {
+    CertificateTemplate::default().self_sign(&PrivateKey::generate().expect("a key")).expect("a certificate")
+}
+
+/// A request by this ticket of a new node.
+fn request(ticket: &JoinTicket, address: &str) -> EnrolRequest {
+    EnrolRequest {
+        ticket: ticket.id(),
+        secret: ticket.secret().clone(),
+        url: peer_url(address),
+        role: JoinRole::Voter,
+        node_certificate: self_signed(),
+        member_certificate: self_signed(),
+    }
+}
+
+fn uses(uses: u16) -> JoinTicketLimits {
+    let mut limits = JoinTicketLimits::default();
+    limits.uses = uses.try_into().expect("more than none");
+    limits
+}
+
+/// A node with this ticket, which calls a voter of the cluster.
+fn enrolling(
+    cluster: &MemoryCluster,
+    address: &str,
+    ticket: &JoinTicket,
+) -> (NodeFixture, Arc<InProcessVoter>) {
+    let mut fixture = cluster.node(address);
+    fixture.settings.bootstrap = false;
+    fixture.give_join_ticket(ticket);
+    let voter = Arc::new(InProcessVoter::new(&cluster.first.node, address));
+    fixture.enroller = Some(Arc::clone(&voter) as Arc<dyn Enroller>);
+    (fixture, voter)
+}
+
+#[tokio::test]
+async fn nodes_join_by_one_ticket_with_as_many_uses_and_no_further_one_does() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let ticket = voter.create_ticket(&uses(2)).await;
+    let mut runs = Vec::new();
+    for address in ["192.0.2.2", "192.0.2.3"] {
+        let (fixture, _) = enrolling(&cluster, address, &ticket);
+        let (run, membership) = fixture.run_to_running().await;
+        assert_eq!(membership.cluster_id, cluster.first.node.cluster_identity().expect("running").cluster_id);
+        assert_eq!(run.phases(), "New Waiting Joining Running");
+        // It restarts without the ticket, and without a voter.
+        run.stop().await;
+        fixture.ticket_file().remove().expect("removed");
+        let (run, again) = fixture.run_to_running().await;
+        assert_eq!(again, membership);
+        runs.push((fixture, run));
+    }
+    let (third, _) = enrolling(&cluster, "192.0.2.4", &ticket);
+    let refused = error_chain(third.run_to_failure().await);
+    assert!(refused.contains(&format!("join ticket {} is used: create another", ticket.id())), "{refused}");
+    // What was redeemed is gone with the join, and the cluster never had a key.
+    let root = cluster.first.node.root_kv().expect("a running node");
+    let kvs = root.range(KeyRange::all_keys()).await.expect("read").kvs;
+    let left: Vec<_> =
+        kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key)).filter(|key| key.contains("golden")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    for (_fixture, run) in runs {
+        run.stop().await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn the_same_key_gets_the_same_answer_and_another_key_none() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let ticket = voter.create_ticket(&uses(1)).await;
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let (now, request) = (SystemTime::now(), request(&ticket, "192.0.2.2"));
+    let first = tickets.redeem_ticket("a", &request, now).await.expect("admitted");
+    let expired = now + Duration::from_secs(25 * 3600);
+    for later in [now, expired] {
+        assert_eq!(tickets.redeem_ticket("a", &request, later).await.expect("admitted"), first);
+    }
+    let one = ticket.id();
+    let refused = async |key: &str, request: &EnrolRequest| {
+        tickets.redeem_ticket(key, request, now).await.expect_err("refused")
+    };
+    assert!(matches!(refused("b", &request).await, EnrolError::UsedUp { id } if id == one));
+    // The same key with another key of the node: it was reset.
+    let reset = EnrolRequest { node_certificate: self_signed(), ..request.clone() };
+    assert!(matches!(refused("a", &reset).await, EnrolError::UsedUp { .. }));
+    let elsewhere = EnrolRequest { url: peer_url("192.0.2.3"), ..request.clone() };
+    assert!(matches!(refused("a", &elsewhere).await, EnrolError::UsedUp { .. }));
+    // The place of a node that has not joined is not given to another.
+    let more = voter.create_ticket(&uses(9)).await;
+    let other = EnrolRequest { ticket: more.id(), secret: more.secret().clone(), ..request.clone() };
+    assert!(matches!(refused("b", &other).await, EnrolError::Taken { .. }));
+    let golden = cluster.issuer().issue_ticket(&peer_url("192.0.2.2")).await.expect_err("a node's own keys");
+    assert!(golden.to_string().contains("a node has redeemed a join ticket"), "{golden}");
+    // A voter is at the address.
+    let at_voter = EnrolRequest { url: peer_url("192.0.2.1"), ..other };
+    assert!(refused("b", &at_voter).await.to_string().contains("can't admit the node"));
+    // A guessed secret, and an unknown ticket, are refused alike.
+    let guessed = EnrolRequest { secret: more.secret().clone(), ..request.clone() };
+    let unknown = EnrolRequest { ticket: "0123456789abcdef".parse().expect("an id"), ..request.clone() };
+    let texts = [refused("a", &guessed).await.to_string(), refused("a", &unknown).await.to_string()];
+    assert_eq!(texts[0], texts[1]);
+    assert!(texts[0].contains("knows no such join ticket"), "{texts:?}");
+    // Proofs of other keys.
+    let forged =
+        Certificate::from_der(&golden_certificate_of_another_issuer(&cluster).await).expect("a certificate");
+    let forged = EnrolRequest { node_certificate: forged, ..request };
+    assert!(matches!(refused("a", &forged).await, EnrolError::Request(_)));
+    cluster.stop().await;
+}
+
+/// A certificate that its own key has not signed.
+async fn golden_certificate_of_another_issuer(cluster: &MemoryCluster) -> Vec<u8> {
+    let ticket = cluster.issue("192.0.2.9").await;
+    ticket.member_credentials().certificate.der_bytes().to_vec()
+}
+
+#[tokio::test]
+async fn a_revoked_ticket_opens_nothing_and_takes_back_what_it_has_given() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let (unused, redeemed) = (voter.create_ticket(&uses(1)).await, voter.create_ticket(&uses(3)).await);
+    assert_eq!(tickets.revoke_ticket(unused.id()).await.expect("revoked"), []);
+    let now = SystemTime::now();
+    let refused = tickets.redeem_ticket("thief", &request(&unused, "192.0.2.6"), now).await;
+    assert!(matches!(refused, Err(EnrolError::Revoked { .. })), "{refused:?}");
+    let (joined, _) = enrolling(&cluster, "192.0.2.2", &redeemed);
+    let (run, _) = joined.run_to_running().await;
+    let late = request(&redeemed, "192.0.2.3");
+    tickets.redeem_ticket("late", &late, now).await.expect("admitted");
+    for revoked in [&[peer_url("192.0.2.3")][..], &[]] {
+        assert_eq!(tickets.revoke_ticket(redeemed.id()).await.expect("revoked"), revoked);
+    }
+    let refused = tickets.redeem_ticket("late", &late, now).await;
+    assert!(matches!(refused, Err(EnrolError::Revoked { .. })), "{refused:?}");
+    assert_eq!(run.list_members().await.len(), 2, "the node that has joined stays");
+    let listed = tickets.list_tickets().await.expect("listed");
+    let uses: Vec<_> = listed.iter().map(|ticket| (ticket.is_revoked, ticket.redemptions.len())).collect();
+    assert!(uses.contains(&(true, 0)) && uses.contains(&(true, 2)), "{listed:?}");
+    assert!(!format!("{listed:?}").contains(&format!("{:?}", unused.secret().expose_bytes())));
+    run.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn the_limits_of_a_ticket_are_named_to_its_holder() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let mut limits = uses(1);
+    limits.address = Some(parse_ip("192.0.2.2"));
+    limits.valid_for = Duration::from_secs(60);
+    let ticket = voter.create_ticket(&limits).await;
+    let (now, request) = (SystemTime::now(), request(&ticket, "192.0.2.3"));
+    let refused = tickets.redeem_ticket("a", &request, now).await.expect_err("another address");
+    assert!(refused.to_string().contains("is for a node at 192.0.2.2, and this one is at 192.0.2.3"));
+    let later = now + Duration::from_secs(61);
+    let refused = tickets.redeem_ticket("a", &request, later).await.expect_err("expired");
+    assert!(refused.to_string().contains("has expired"), "{refused}");
+    // Its record goes when its holder has had a week to hear that.
+    let week = later + Duration::from_secs(8 * 24 * 3600);
+    tickets.create_ticket(&limits, &[], week).await.expect("created");
+    assert_eq!(tickets.list_tickets().await.expect("listed").len(), 1);
+    let refused = tickets.redeem_ticket("a", &request, week).await.expect_err("forgotten");
+    assert!(matches!(refused, EnrolError::Unknown), "{refused}");
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_waits_for_a_voter_that_does_not_answer_and_says_so() {
+    let cluster = MemoryCluster::start().await;
+    let ticket = InProcessVoter::new(&cluster.first.node, "").create_ticket(&uses(1)).await;
+    let (fixture, voter) = enrolling(&cluster, "192.0.2.2", &ticket);
+    voter.is_reachable.store(false, Ordering::SeqCst);
+    let run = fixture.start();
+    wait_condition(
+        &run,
+        "waits for a voter to redeem its join ticket: the voter at 192.0.2.1:7836 does not admit the node: no answer; \
+         check that the voters run, and that this host reaches their API",
+    )
+    .await;
+    assert!(matches!(run.node.current_state(), EnrolmentState::Waiting(WaitCause::Redemption)));
+    let refused = run.node.request_bootstrap().expect_err("it has a ticket");
+    assert_eq!(refused.to_string(), "waits for a voter to redeem its join ticket");
+    run.node.request_restore().expect_err("it has a ticket");
+    voter.is_reachable.store(true, Ordering::SeqCst);
+    run.wait_finished().await.expect("the node joins");
+    run.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_join_ticket_needs_the_api_and_is_none_of_a_node_that_has_started_to_join() {
+    let cluster = MemoryCluster::start().await;
+    let ticket = InProcessVoter::new(&cluster.first.node, "").create_ticket(&uses(1)).await;
+    let (mut fixture, _) = enrolling(&cluster, "192.0.2.2", &ticket);
+    fixture.enroller = None;
+    let refused = error_chain(fixture.run_to_failure().await);
+    assert!(refused.contains("set api.address, or join by a golden ticket"), "{refused}");
+    // By another ticket it has started already.
+    fixture.give_ticket(&cluster.issue("192.0.2.2").await);
+    interrupt(&fixture).await;
+    fixture.give_join_ticket(&ticket);
+    let refused = error_chain(fixture.run_to_failure().await);
+    assert!(refused.contains(&format!("but {} is another node's", ticket.id())), "{refused}");
+    // A mistyped one is an error that names the file, and changes nothing.
+    let fixture = cluster.node("192.0.2.3");
+    let text = ticket.to_text();
+    fixture.ticket_file().write(&text.as_bytes()[..text.len() - 1]).expect("written");
+    let refused = error_chain(fixture.run_to_failure().await);
+    assert!(refused.contains("enrolment.pb") && refused.contains("mistyped or incomplete"), "{refused}");
+    cluster.stop().await;
+}
