@@ -16,7 +16,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // They contain secrets; `v1` has a Debug without them.
         .skip_debug([
             "nodekeel.control.v1.CreateGoldenTicketResponse",
+            "nodekeel.control.v1.CreateJoinTicketResponse",
             "nodekeel.control.v1.RecoveryPassphrase",
+            "nodekeel.node.v1.EnrolRequest",
             "nodekeel.node.v1.UnlockKeysResponse",
         ])
         .compile_fds(descriptors)?;

@@ -6,6 +6,9 @@ pub(crate) const CONTROL: &str = "root.control";
 /// Opens the data volume: what is on the volume waits for it.
 pub(crate) const STORAGE: &str = "root.storage";
 
+/// The membership of the node in its cluster.
+pub(crate) const CLUSTER: &str = "root.cluster";
+
 /// The name of the part whose children are the services of the configuration.
 pub(crate) const SERVICES: &str = "service";
 

@@ -68,6 +68,7 @@
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
 //! - `program`: the program around a node, with its command line ([`program()`]); needs clap.
+//! - `testing`: checks over arbitrary input.
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
@@ -162,11 +163,31 @@ pub use {
     nodekeel_supervisor as supervisor, prometheus_client, tonic,
 };
 
+/// Checks over arbitrary input.
+#[cfg(feature = "testing")]
+pub mod testing {
+    /// Arbitrary bytes as the request of a new node that redeems a join ticket: never panics, and a valid one survives a round
+    /// trip.
+    ///
+    /// # Panics
+    /// If that does not hold.
+    pub fn fuzz_enrol_request(bytes: &[u8]) {
+        crate::parts::api::check_arbitrary_request(bytes);
+    }
+}
+
 /// The calls of nodes to each other: generated from `proto/nodekeel/node/v1/node.proto`, where they are described.
 #[cfg(feature = "client")]
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::exhaustive_enums, reason = "generated")]
 pub mod node_v1 {
     tonic::include_proto!("nodekeel.node.v1");
+
+    impl std::fmt::Debug for EnrolRequest {
+        /// Without the secret of the ticket.
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("EnrolRequest").field("address", &self.address).finish_non_exhaustive()
+        }
+    }
 
     impl std::fmt::Debug for UnlockKeysResponse {
         /// Without the keys.
@@ -187,6 +208,13 @@ pub mod v1 {
         /// Without the enrolment configuration, which contains private keys.
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("CreateGoldenTicketResponse").field("node", &self.node).finish_non_exhaustive()
+        }
+    }
+
+    impl std::fmt::Debug for CreateJoinTicketResponse {
+        /// Without the ticket, which is a secret.
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("CreateJoinTicketResponse").field("id", &self.id).finish_non_exhaustive()
         }
     }
 

@@ -34,6 +34,9 @@ pub const METHODS: &[(&str, Role)] = &[
     ("RestoreCluster", Admin),
     ("CreateGoldenTicket", Admin),
     ("WithdrawGoldenTicket", Admin),
+    ("CreateJoinTicket", Admin),
+    ("JoinTickets", Reader),
+    ("RevokeJoinTicket", Admin),
     ("RemoveNode", Admin),
     ("Leave", Admin),
     ("ReplaceNode", Admin),
@@ -64,7 +67,7 @@ pub const METHODS: &[(&str, Role)] = &[
 ];
 
 /// The methods by which nodes of a cluster call each other, in the order of their definition, and who may call them.
-pub const NODE_METHODS: &[(&str, Callers)] = &[("UnlockKeys", Callers::Nodes)];
+pub const NODE_METHODS: &[(&str, Callers)] = &[("UnlockKeys", Callers::Nodes), ("Enrol", Callers::Strangers)];
 
 /// The paths of the methods before their names.
 const CONTROL: &str = "/nodekeel.control.v1.Control/";
@@ -78,6 +81,8 @@ pub enum Principal {
     Operator(Role),
     /// Another node of the cluster.
     Node,
+    /// Anyone, who came to enrol: also the key of an operator or a node does.
+    Stranger,
 }
 
 /// Who may call a method.
@@ -88,6 +93,8 @@ pub enum Callers {
     Operators(Role),
     /// The other nodes of the cluster.
     Nodes,
+    /// Whoever comes to enrol.
+    Strangers,
 }
 
 impl Callers {
@@ -95,8 +102,8 @@ impl Callers {
     pub fn contains(self, principal: Principal) -> bool {
         match (self, principal) {
             (Self::Operators(least), Principal::Operator(role)) => role >= least,
-            (Self::Nodes, Principal::Node) => true,
-            (Self::Operators(_), Principal::Node) | (Self::Nodes, Principal::Operator(_)) => false,
+            (Self::Nodes, Principal::Node) | (Self::Strangers, Principal::Stranger) => true,
+            _ => false,
         }
     }
 }
@@ -150,6 +157,7 @@ mod tests {
             assert_eq!(callers_of(path), Callers::Operators(role), "{path}");
         }
         assert_eq!(callers_of("/nodekeel.node.v1.Node/UnlockKeys"), Callers::Nodes);
+        assert_eq!(callers_of("/nodekeel.node.v1.Node/Enrol"), Callers::Strangers);
     }
 
     #[test]
@@ -159,5 +167,11 @@ mod tests {
             assert!(!Callers::Nodes.contains(Principal::Operator(role)));
         }
         assert!(Callers::Nodes.contains(Principal::Node));
+        for callers in [Callers::Operators(Reader), Callers::Nodes] {
+            assert!(!callers.contains(Principal::Stranger));
+        }
+        for principal in [Principal::Operator(Admin), Principal::Node] {
+            assert!(!Callers::Strangers.contains(principal));
+        }
     }
 }

@@ -2,9 +2,13 @@
 //! themselves (RFC 7250).
 
 use std::fmt;
+#[cfg(feature = "node")]
+use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
+#[cfg(feature = "node")]
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
 use tokio_rustls::rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls13_signature_with_raw_key};
@@ -21,13 +25,20 @@ use tokio_rustls::rustls::{
 use tokio_rustls::rustls::{
     DistinguishedName, ServerConfig,
     server::danger::{ClientCertVerified, ClientCertVerifier},
-    server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage},
+    server::{Acceptor, AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage},
 };
+#[cfg(feature = "node")]
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 
 use super::{PrivateKey, PublicKey};
 
 /// The protocol inside of TLS. *Source:* RFC 9113, section 3.2.
 const HTTP2: &[u8] = b"h2";
+
+/// HTTP/2 of a client whose key is in no record: a new node that redeems its ticket. Each key may finish such a handshake, and call
+/// nothing else.
+#[cfg(feature = "node")]
+const ENROL: &[u8] = b"nodekeel-enrol";
 
 /// A node on another machine, and the key by which an operator calls it.
 #[derive(Debug)]
@@ -68,15 +79,35 @@ pub(crate) struct ClientTls(Arc<ClientConfig>);
 impl ClientTls {
     /// Calls a node with this key, and proves the operator's.
     pub(crate) fn new(node_key: PublicKey, operator_key: &PrivateKey) -> Result<Self, Error> {
+        Self::build(operator_key, HTTP2, move |key| *key == node_key)
+    }
+
+    /// Calls a node whose key is accepted, to enrol by `own_key`.
+    #[cfg(feature = "node")]
+    pub(crate) fn enrolling(
+        own_key: &PrivateKey,
+        is_accepted: impl Fn(&PublicKey) -> bool + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        Self::build(own_key, ENROL, is_accepted)
+    }
+
+    fn build(
+        own_key: &PrivateKey,
+        protocol: &[u8],
+        is_known: impl Fn(&PublicKey) -> bool + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
         let provider = Arc::new(ring::default_provider());
-        let known = KnownNode { key: node_key, algorithms: provider.signature_verification_algorithms };
-        let identity = Arc::new(AlwaysResolvesClientRawPublicKeys::new(certified(operator_key)?));
+        let known = KnownNode {
+            is_known: Box::new(is_known),
+            algorithms: provider.signature_verification_algorithms,
+        };
+        let identity = Arc::new(AlwaysResolvesClientRawPublicKeys::new(certified(own_key)?));
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(known))
             .with_client_cert_resolver(identity);
-        config.alpn_protocols = vec![HTTP2.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
         Ok(Self(Arc::new(config)))
@@ -123,13 +154,13 @@ fn verify_proof(
 
 /// The node's key, as the operator knows it.
 struct KnownNode {
-    key: PublicKey,
+    is_known: Box<dyn Fn(&PublicKey) -> bool + Send + Sync>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl fmt::Debug for KnownNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("KnownNode").field(&self.key).finish()
+        f.debug_struct("KnownNode").finish_non_exhaustive()
     }
 }
 
@@ -144,7 +175,7 @@ impl ServerCertVerifier for KnownNode {
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match claimed_key(entity)? {
-            key if key == self.key => Ok(ServerCertVerified::assertion()),
+            key if (self.is_known)(&key) => Ok(ServerCertVerified::assertion()),
             other => Err(MismatchedKey::to_tls(other)),
         }
     }
@@ -183,11 +214,56 @@ pub(crate) trait AdmittedKeys: fmt::Debug + Send + Sync {
     fn is_admitted(&self, key: &PublicKey) -> bool;
 }
 
-/// The node's side: it proves its key, and ends the handshake of every key that is not admitted.
+/// The node's side: it proves its key, and ends the handshake of every key that is not admitted, unless it comes to enrol.
 #[cfg(feature = "node")]
-pub(crate) fn server_config(
+#[derive(Clone, Debug)]
+pub(crate) struct ServerTls {
+    known: Arc<ServerConfig>,
+    /// None if no node can enrol.
+    enrolling: Option<Arc<ServerConfig>>,
+}
+
+#[cfg(feature = "node")]
+impl ServerTls {
+    pub(crate) fn new(
+        node_key: &PrivateKey,
+        admitted: Arc<dyn AdmittedKeys>,
+        can_enrol: bool,
+    ) -> Result<Self, Error> {
+        let enrolling = can_enrol.then(|| server_config(node_key, Arc::new(AnyKey), ENROL)).transpose()?;
+        Ok(Self { known: server_config(node_key, admitted, HTTP2)?, enrolling })
+    }
+
+    /// Accepts a connection of a client with a key that is admitted.
+    pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<TlsStream<S>> {
+        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let enrols =
+            start.client_hello().alpn().is_some_and(|mut protocols| protocols.any(|name| name == ENROL));
+        let enrolling = self.enrolling.as_ref().filter(|_| enrols);
+        start.into_stream(Arc::clone(enrolling.unwrap_or(&self.known))).await
+    }
+}
+
+/// Admits each key.
+#[cfg(feature = "node")]
+#[derive(Debug)]
+struct AnyKey;
+
+#[cfg(feature = "node")]
+impl AdmittedKeys for AnyKey {
+    fn is_admitted(&self, _: &PublicKey) -> bool {
+        true
+    }
+}
+
+#[cfg(feature = "node")]
+fn server_config(
     node_key: &PrivateKey,
     admitted: Arc<dyn AdmittedKeys>,
+    protocol: &[u8],
 ) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(ring::default_provider());
     let operators = KnownOperators { admitted, algorithms: provider.signature_verification_algorithms };
@@ -195,7 +271,7 @@ pub(crate) fn server_config(
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(operators))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified(node_key)?)));
-    config.alpn_protocols = vec![HTTP2.to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     // A resumed session would ask nobody whether the key is still admitted.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -255,6 +331,12 @@ impl ClientCertVerifier for KnownOperators {
     }
 }
 
+/// Returns whether the client of a connection came to enrol: its key may be that of anyone.
+#[cfg(feature = "node")]
+pub(crate) fn is_enrolling(connection: &tokio_rustls::rustls::ServerConnection) -> bool {
+    connection.alpn_protocol() == Some(ENROL)
+}
+
 /// The key that the client of a connection has proved.
 #[cfg(feature = "node")]
 pub(crate) fn proved_key(connection: &tokio_rustls::rustls::ServerConnection) -> Option<PublicKey> {
@@ -263,8 +345,6 @@ pub(crate) fn proved_key(connection: &tokio_rustls::rustls::ServerConnection) ->
 
 #[cfg(all(test, feature = "node"))]
 mod tests {
-    use std::io;
-
     use rcgen::{CertificateParams, KeyPair};
     use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
     use tokio_rustls::rustls::RootCertStore;
@@ -287,17 +367,18 @@ mod tests {
         PrivateKey::generate().expect("random numbers")
     }
 
-    /// What the client and the node see of a connection: the proved key of the client, and the first byte of the node.
+    /// What the client and the node see of a connection: the proved key of the client and whether it came to enrol, and the first
+    /// byte of the node.
     async fn connect(
         node: &PrivateKey,
         admitted: PublicKey,
         client: Arc<ClientConfig>,
-    ) -> (io::Result<Option<PublicKey>>, io::Result<bool>) {
-        let acceptor = TlsAcceptor::from(server_config(node, Arc::new(Only(admitted))).expect("valid"));
+    ) -> (io::Result<(Option<PublicKey>, bool)>, io::Result<bool>) {
+        let tls = ServerTls::new(node, Arc::new(Only(admitted)), true).expect("valid");
         let (near, far) = tokio::io::duplex(1 << 16);
         let serve = async {
-            let mut stream = acceptor.accept(far).await?;
-            let key = proved_key(stream.get_ref().1);
+            let mut stream = tls.accept(far).await?;
+            let key = (proved_key(stream.get_ref().1), is_enrolling(stream.get_ref().1));
             stream.write_all(b"!").await?;
             stream.shutdown().await?;
             Ok(key)
@@ -316,7 +397,7 @@ mod tests {
         let client =
             |operator: &PrivateKey| ClientTls::new(node.public_key(), operator).expect("valid").config();
         let (served, called) = connect(&node, alice.public_key(), client(&alice)).await;
-        assert_eq!(served.expect("a connection"), Some(alice.public_key()));
+        assert_eq!(served.expect("a connection"), (Some(alice.public_key()), false));
         assert!(called.expect("a connection"));
 
         let (served, called) = connect(&node, alice.public_key(), client(&mallory)).await;
@@ -327,6 +408,30 @@ mod tests {
         let (served, called) = connect(&mallory, alice.public_key(), client(&alice)).await;
         assert_eq!(MismatchedKey::of_error(&called.expect_err("another node")), Some(mallory.public_key()));
         served.expect_err("the operator's key was not even shown");
+    }
+
+    #[tokio::test]
+    async fn a_stranger_finishes_a_handshake_only_to_enrol() {
+        let (node, alice, stranger) = (key(), key(), key());
+        let expected = node.public_key();
+        let enrolling = |own: &PrivateKey| {
+            ClientTls::enrolling(own, move |key| *key == expected).expect("valid").config()
+        };
+        for own in [&stranger, &alice] {
+            let (served, called) = connect(&node, alice.public_key(), enrolling(own)).await;
+            assert_eq!(served.expect("a connection"), (Some(own.public_key()), true));
+            assert!(called.expect("a connection"));
+        }
+        // Another node answers.
+        let (_, called) = connect(&stranger, alice.public_key(), enrolling(&alice)).await;
+        assert_eq!(MismatchedKey::of_error(&called.expect_err("another node")), Some(stranger.public_key()));
+        // Nothing can enrol at a node without a cluster.
+        let tls = ServerTls::new(&node, Arc::new(Only(alice.public_key())), false).expect("valid");
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let name = ServerName::try_from("node").expect("a name");
+        let connector = TlsConnector::from(enrolling(&stranger));
+        let (served, _) = tokio::join!(tls.accept(far), connector.connect(name, near));
+        served.expect_err("it does not speak the protocol");
     }
 
     /// A public key is no secret: who has only that is refused, on both sides.
@@ -347,7 +452,7 @@ mod tests {
         assert!(!ClientTls::is_unknown_operator(&called.expect_err("refused")));
 
         let mut server =
-            (*server_config(&mallory, Arc::new(Only(alice.public_key()))).expect("valid")).clone();
+            (*server_config(&mallory, Arc::new(Only(alice.public_key())), HTTP2).expect("valid")).clone();
         server.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged(node.public_key())));
         let (near, far) = tokio::io::duplex(1 << 16);
         let config = ClientTls::new(node.public_key(), &alice).expect("valid").config();

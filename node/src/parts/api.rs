@@ -4,13 +4,16 @@ mod audit;
 mod config;
 mod connections;
 pub(crate) mod control;
+mod enrol;
 mod gate;
 mod identities;
 mod node_service;
 mod peer_client;
 mod peer_keys;
 mod peers;
+mod rate_limit;
 mod records;
+mod strangers;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,6 +25,9 @@ use tonic::Extensions;
 
 use self::config::{ADDRESS_KEY, ApiConfig, DN, NAME};
 use self::connections::serve_api;
+#[cfg(feature = "testing")]
+pub(crate) use self::enrol::check_arbitrary_request;
+pub(crate) use self::enrol::{ApiEnroller, ticket_voters};
 pub(crate) use self::identities::Api;
 use self::identities::{Identities, Identity, Source};
 use self::peers::{Peer, PeersFile};

@@ -5,6 +5,7 @@ mod check;
 pub(crate) mod config;
 pub(crate) mod control;
 mod health;
+pub(crate) mod join_tickets;
 mod metrics;
 mod volume;
 mod warnings;
@@ -28,6 +29,7 @@ use self::check::check_cluster;
 use self::control::StagedSnapshot;
 use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
+use super::api::ApiEnroller;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
 use super::storage::keys::VolumeKeys;
@@ -288,7 +290,7 @@ impl ClusterPlan {
                 machine_id: Some(names.machine_id),
                 set_hostname: self.config.hostname,
             },
-            enroller: None,
+            enroller: Some(Arc::new(ApiEnroller(Arc::clone(node.running())))),
         };
         let mut settings = EnrolmentSettings::default();
         settings.deadline = self.config.deadline;

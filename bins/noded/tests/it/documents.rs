@@ -142,8 +142,10 @@ fn the_roles_in_the_document_are_those_that_the_node_enforces() {
         let of_role = METHODS.iter().filter(|(_, least)| *least == role);
         assert_eq!(printed(role.as_str()), of_role.map(|(method, _)| *method).collect::<Vec<_>>(), "{role}");
     }
-    let of_nodes = NODE_METHODS.iter().filter(|(_, callers)| *callers == Callers::Nodes);
-    assert_eq!(printed("node"), of_nodes.map(|(method, _)| *method).collect::<Vec<_>>());
+    for (caller, callers) in [("node", Callers::Nodes), ("stranger", Callers::Strangers)] {
+        let of_caller = NODE_METHODS.iter().filter(|(_, table)| *table == callers);
+        assert_eq!(printed(caller), of_caller.map(|(method, _)| *method).collect::<Vec<_>>(), "{caller}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use tonic::{Code, Status};
 
 use super::config::DN;
 use super::identities::Identity;
+use super::rate_limit::RateLimit;
 use crate::access::{Callers, Principal, PublicKey, Role, callers_of};
 
 /// Calls that only read, and calls that the role does not permit, have DNs of their own: however many there are, they evict no
@@ -39,12 +40,15 @@ pub(super) enum Refusal {
 #[derive(Debug)]
 pub(super) struct Audit {
     log_store: LogStore,
-    refusals: Mutex<RefusalLimit>,
+    refusals: Mutex<RateLimit>,
 }
 
 impl Audit {
     pub(super) fn new(log_store: LogStore) -> Self {
-        Self { log_store, refusals: Mutex::new(RefusalLimit::new(Instant::now())) }
+        Self {
+            log_store,
+            refusals: Mutex::new(RateLimit::new(REFUSAL_PERIOD, REFUSAL_BURST, Instant::now())),
+        }
     }
 
     fn write(&self, dn: &str, message: LogMessage) {
@@ -105,6 +109,9 @@ impl Drop for Call {
         };
         let (level, dn) = match self.code {
             Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
+            // Anyone can make it fail, and the entries must not evict others.
+            Some(code) if *principal == Principal::Stranger && code != Code::Ok => (Level::Warn, DENIED_DN),
+            None if *principal == Principal::Stranger => (Level::Warn, DENIED_DN),
             _ if *principal == Principal::Node => (Level::Info, NODES_DN),
             _ if callers_of(&self.path) == Callers::Operators(Role::Reader) => (Level::Info, READS_DN),
             _ => (Level::Info, CALLS_DN),
@@ -115,43 +122,13 @@ impl Drop for Call {
                 message.with_field("operator", name.as_str()).with_field("role", role.as_str())
             }
             Principal::Node => message.with_field("node", name.as_str()),
+            Principal::Stranger => message.with_field("key", name.as_str()),
         };
         let message = message
             .with_field("address", self.address.to_string())
             .with_field("method", method)
             .with_field("result", result);
         self.audit.write(dn, message);
-    }
-}
-
-/// Decides which refusals are logged.
-#[derive(Debug)]
-struct RefusalLimit {
-    /// How many may be logged at once.
-    tokens: u32,
-    /// The time up to which tokens were added.
-    filled: Instant,
-    unlogged: u64,
-}
-
-impl RefusalLimit {
-    fn new(now: Instant) -> Self {
-        Self { tokens: REFUSAL_BURST, filled: now, unlogged: 0 }
-    }
-
-    /// The number of refusals before this one that were not logged, if this one may be.
-    fn next(&mut self, now: Instant) -> Option<u64> {
-        let periods = now.saturating_duration_since(self.filled).as_secs() / REFUSAL_PERIOD.as_secs();
-        self.tokens = u32::try_from(periods)
-            .map_or(REFUSAL_BURST, |new| self.tokens.saturating_add(new))
-            .min(REFUSAL_BURST);
-        self.filled += REFUSAL_PERIOD * u32::try_from(periods).unwrap_or(u32::MAX);
-        if self.tokens == 0 {
-            self.unlogged += 1;
-            return None;
-        }
-        self.tokens -= 1;
-        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -178,20 +155,6 @@ fn admission_hint(key: PublicKey) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_of_refusals_is_counted_and_not_logged() {
-        let start = Instant::now();
-        let mut limit = RefusalLimit::new(start);
-        let logged = (0..1000).filter(|_| limit.next(start).is_some()).count();
-        assert_eq!(logged, REFUSAL_BURST as usize);
-        let second = start + Duration::from_secs(1);
-        assert_eq!(limit.next(second), Some(995));
-        assert_eq!(limit.next(second), None);
-        assert_eq!(limit.next(second + Duration::from_secs(3600)), Some(1));
-        let at_once = (0..10).filter(|_| limit.next(second + Duration::from_secs(3600)).is_some()).count();
-        assert_eq!(at_once, REFUSAL_BURST as usize - 1);
-    }
 
     #[test]
     fn only_a_word_is_the_name_of_a_method() {

@@ -17,7 +17,6 @@ use nodekeel_supervisor::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
@@ -29,7 +28,8 @@ use super::identities::{Api, Connection, Identities};
 use super::node_service::node_server;
 use super::peers::PeerWatch;
 use super::records::RecordWatch;
-use crate::access::{MismatchedKey, proved_key, server_config};
+use super::strangers::{StrangerPlace, Strangers};
+use crate::access::{MismatchedKey, ServerTls, is_enrolling, proved_key};
 use crate::control::callers::CallerNames;
 use crate::parts::control::{GRACE_PERIOD, control_routes, to_router};
 use crate::running::RunningNode;
@@ -57,9 +57,11 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnable {
     let audit = Arc::new(Audit::new(running.log_store.clone()));
     let listen = {
-        let (api, audit) = (Arc::clone(&api), Arc::clone(&audit));
+        let (api, audit, running) = (Arc::clone(&api), Arc::clone(&audit), Arc::clone(&running));
         move || {
-            let listening = listen(&api, &audit);
+            // Each part is prepared by now.
+            let can_enrol = running.extension::<ClusterNode>().is_some();
+            let listening = listen(&api, &audit, can_enrol);
             async move { listening }
         }
     };
@@ -123,7 +125,7 @@ impl<S: Runnable> Runnable for ApiServer<S> {
 
 type Connections = Pin<Box<dyn Stream<Item = io::Result<AbortableConnection<ApiConnection>>> + Send>>;
 
-pub(super) fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
+pub(super) fn listen(api: &Api, audit: &Arc<Audit>, can_enrol: bool) -> io::Result<Connections> {
     let address = api.address;
     let refused = |source: io::Error| {
         let text =
@@ -131,10 +133,11 @@ pub(super) fn listen(api: &Api, audit: &Arc<Audit>) -> io::Result<Connections> {
         io::Error::new(source.kind(), text)
     };
     let listener = listen_http(address).and_then(TcpListener::from_std).map_err(refused)?;
-    let tls = server_config(&api.key, Arc::clone(&api.identities) as _).map_err(io::Error::other)?;
+    let tls = ServerTls::new(&api.key, Arc::clone(&api.identities) as _, can_enrol);
     let accepting = Accepting {
         listener,
-        tls: TlsAcceptor::from(tls),
+        tls: tls.map_err(io::Error::other)?,
+        strangers: Strangers::default(),
         identities: Arc::clone(&api.identities),
         audit: Arc::clone(audit),
         handshakes: FuturesUnordered::new(),
@@ -157,7 +160,8 @@ struct Ended {
 /// The listener, and the handshakes in progress.
 struct Accepting {
     listener: TcpListener,
-    tls: TlsAcceptor,
+    tls: ServerTls,
+    strangers: Strangers,
     identities: Arc<Identities>,
     audit: Arc<Audit>,
     handshakes: FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>,
@@ -175,6 +179,7 @@ impl Accepting {
                     let (tcp, address) = accepted?;
                     self.begin_handshake(tcp, address);
                 }
+                () = self.strangers.close_late() => {}
                 Some(ended) = self.handshakes.next() => {
                     self.places.remove(&ended.number);
                     let address = ended.address;
@@ -198,8 +203,9 @@ impl Accepting {
         self.places.insert(number, place.clone());
         // Messages are small, and most of them are waited for.
         let _ = tcp.set_nodelay(true);
-        let handshake = timeout(HANDSHAKE_TIMEOUT, self.tls.accept(tcp));
+        let tls = self.tls.clone();
         self.handshakes.push(Box::pin(async move {
+            let handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp));
             let result = tokio::select! {
                 ended = handshake => ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
                 () = place.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -209,7 +215,7 @@ impl Accepting {
     }
 
     fn admit(
-        &self,
+        &mut self,
         Ended { address, result, .. }: Ended,
     ) -> Result<AbortableConnection<ApiConnection>, Refusal> {
         let tls = result.map_err(|error| match MismatchedKey::of_error(&error) {
@@ -218,8 +224,12 @@ impl Accepting {
         })?;
         let no_key = || Refusal::Handshake(io::ErrorKind::InvalidData.into());
         let key = proved_key(tls.get_ref().1).ok_or_else(no_key)?;
-        // Its record may have been removed during the handshake.
-        let place = self.identities.connect(key).ok_or(Refusal::UnknownKey(key))?;
+        let place = if is_enrolling(tls.get_ref().1) {
+            Place::Stranger(self.strangers.connect(key))
+        } else {
+            // Its record may have been removed during the handshake.
+            Place::Known(self.identities.connect(key).ok_or(Refusal::UnknownKey(key))?)
+        };
         let closed = place.closed();
         Ok(AbortableConnection::new(ApiConnection { tls, address, place }, closed))
     }
@@ -230,14 +240,35 @@ impl Accepting {
 pub(super) struct ApiConnection {
     tls: TlsStream<TcpStream>,
     address: SocketAddr,
-    place: Connection,
+    place: Place,
+}
+
+/// Its place among the open connections, until it is dropped.
+#[derive(Debug)]
+enum Place {
+    Known(Connection),
+    /// Of a machine that came to enrol.
+    Stranger(StrangerPlace),
+}
+
+impl Place {
+    fn closed(&self) -> CancellationToken {
+        match self {
+            Self::Known(connection) => connection.closed(),
+            Self::Stranger(place) => place.closed.clone(),
+        }
+    }
 }
 
 impl Connected for ApiConnection {
     type ConnectInfo = RemotePeer;
 
     fn connect_info(&self) -> RemotePeer {
-        RemotePeer { key: self.place.key(), address: self.address }
+        let (key, is_stranger) = match &self.place {
+            Place::Known(connection) => (connection.key(), false),
+            Place::Stranger(place) => (place.key, true),
+        };
+        RemotePeer { is_stranger, key, address: self.address }
     }
 }
 

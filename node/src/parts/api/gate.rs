@@ -16,6 +16,8 @@ use crate::caller::RemoteCaller;
 /// The client of a call, as its connection knows it: the key that it has proved.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RemotePeer {
+    /// True if it came to enrol: the key may be that of anyone.
+    pub(super) is_stranger: bool,
     pub(super) key: PublicKey,
     pub(super) address: SocketAddr,
 }
@@ -29,7 +31,11 @@ pub(super) async fn admit(
 ) -> Response {
     let peer = request.extensions().get::<RemotePeer>().copied();
     // The record of this moment counts: the connection is closed when it changes, but that takes a moment.
-    let caller = peer.and_then(|peer| Some((identities.find(&peer.key)?, peer.address)));
+    let caller = peer.and_then(|peer| {
+        let identity =
+            if peer.is_stranger { Some(Identity::stranger(peer.key)) } else { identities.find(&peer.key) };
+        Some((identity?, peer.address))
+    });
     let Some((identity, address)) = caller else {
         return Status::permission_denied("permission denied: this key is not admitted any more").into_http();
     };
@@ -41,6 +47,7 @@ pub(super) async fn admit(
             match principal {
                 Principal::Operator(_) => _ = request.extensions_mut().insert(RemoteCaller { name, address }),
                 Principal::Node => _ = request.extensions_mut().insert(CallingNode { key }),
+                Principal::Stranger => _ = request.extensions_mut().insert(CallingStranger { key, address }),
             }
             next.run(request).await
         }
@@ -56,6 +63,13 @@ pub(super) struct CallingNode {
     pub(super) key: PublicKey,
 }
 
+/// The machine behind a call to enrol.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallingStranger {
+    pub(super) key: PublicKey,
+    pub(super) address: SocketAddr,
+}
+
 #[allow(clippy::result_large_err, reason = "it is the answer of a call")]
 fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
     let callers = callers_of(path);
@@ -68,9 +82,10 @@ fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
             "permission denied: {method} needs the role {least}, and {name} has the role {role}; an admin of the node can change it"
         ),
         (Callers::Operators(_), _) => {
-            format!("permission denied: {method} is for operators, and {name} is a node")
+            format!("permission denied: {method} is for operators, and {name} is none")
         }
         (Callers::Nodes, _) => format!("permission denied: {method} is for other nodes of the cluster"),
+        (Callers::Strangers, _) => format!("permission denied: {method} is for nodes that come to enrol"),
     }))
 }
 
@@ -98,7 +113,20 @@ mod tests {
             let path = format!("/nodekeel.node.v1.Node/{method}");
             assert_eq!(check_caller(&node, &path).is_ok(), *callers == Callers::Nodes, "{method}");
             let refused = check_caller(&caller("alice", Principal::Operator(Role::Admin)), &path);
-            assert!(refused.expect_err("of nodes").message().contains("is for other nodes"));
+            assert!(refused.expect_err("of nodes").message().contains("is for"));
+        }
+    }
+
+    #[test]
+    fn a_stranger_may_enrol_and_nothing_else() {
+        let stranger = caller("ed25519:A", Principal::Stranger);
+        for (method, _) in METHODS {
+            check_caller(&stranger, &format!("/nodekeel.control.v1.Control/{method}")).expect_err(method);
+        }
+        check_caller(&stranger, "/example.v1.Echo/Say").expect_err("of the program");
+        for (method, _) in NODE_METHODS {
+            let checked = check_caller(&stranger, &format!("/nodekeel.node.v1.Node/{method}"));
+            assert_eq!(checked.is_ok(), *method == "Enrol", "{method}");
         }
     }
 

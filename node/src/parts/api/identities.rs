@@ -22,6 +22,8 @@ pub(super) enum Source {
     Nodes,
     /// In the cluster's store, as that of an operator of all of its nodes.
     Cluster,
+    /// In no record.
+    Nowhere,
 }
 
 impl Source {
@@ -30,7 +32,15 @@ impl Source {
             Self::Config => "config",
             Self::Nodes => "nodes",
             Self::Cluster => "cluster",
+            Self::Nowhere => "nowhere",
         }
+    }
+}
+
+impl Identity {
+    /// Of a key that may be in no record.
+    pub(super) fn stranger(key: PublicKey) -> Self {
+        Self { name: key.to_string(), key, principal: Principal::Stranger, source: Source::Nowhere }
     }
 }
 

@@ -1,23 +1,38 @@
 //! The calls of other nodes of the cluster.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tonic::{Request, Response, Status};
 
-use super::gate::CallingNode;
+use super::enrol;
+use super::gate::{CallingNode, CallingStranger};
 use super::peer_keys::PeerKeys;
+use super::rate_limit::RateLimit;
 use crate::blocking::run_blocking;
 use crate::node_v1::node_server::{Node, NodeServer};
-use crate::node_v1::{UnlockKeysRequest, UnlockKeysResponse};
+use crate::node_v1::{EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse};
 use crate::running::RunningNode;
+
+/// The bytes of a request: the longest one is that of a stranger, with two certificates.
+pub(super) const MAX_REQUEST_BYTES: usize = 16 << 10;
+
+/// Calls of strangers are admitted this often at most: anyone who reaches the port can make them, and each is a read of the
+/// cluster's store.
+const ENROL_PERIOD: Duration = Duration::from_millis(50);
+/// Those that are admitted at once after a quiet time.
+const ENROL_BURST: u32 = 100;
 
 struct NodeService {
     running: Arc<RunningNode>,
+    enrolments: Mutex<RateLimit>,
 }
 
 /// The service for other nodes, behind the gate.
 pub(super) fn node_server(running: &Arc<RunningNode>) -> NodeServer<impl Node> {
-    NodeServer::new(NodeService { running: Arc::clone(running) })
+    let enrolments = Mutex::new(RateLimit::new(ENROL_PERIOD, ENROL_BURST, Instant::now()));
+    NodeServer::new(NodeService { running: Arc::clone(running), enrolments })
+        .max_decoding_message_size(MAX_REQUEST_BYTES)
 }
 
 #[tonic::async_trait]
@@ -40,5 +55,17 @@ impl Node for NodeService {
             return Err(Status::not_found("it has no key of this volume"));
         }
         Ok(Response::new(UnlockKeysResponse { keys }))
+    }
+
+    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+        // The gate adds it to the call of a stranger.
+        let caller = request.extensions().get::<CallingStranger>().copied();
+        let caller = caller.ok_or_else(|| Status::permission_denied("the caller did not come to enrol"))?;
+        let is_admitted =
+            self.enrolments.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now()).is_some();
+        if !is_admitted {
+            return Err(Status::resource_exhausted("too many nodes enrol at once: try again"));
+        }
+        enrol::enrol(&self.running, caller, request.get_ref()).await.map(Response::new)
     }
 }

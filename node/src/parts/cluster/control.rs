@@ -84,6 +84,8 @@ pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1:
 /// Describes why the node waits, and what to do on this node.
 fn waiting_detail(cause: &WaitCause, data: &Path) -> String {
     let hint = match cause {
+        // It goes on by itself; the condition says what it waits for.
+        WaitCause::Redemption => return cause.to_string(),
         WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
         _ => ", or permit a new cluster: `nodectl reset --bootstrap`",
     };
@@ -423,9 +425,10 @@ pub(crate) async fn revoke_ticket(
     config: &NodedConfig,
     request: v1::WithdrawGoldenTicketRequest,
 ) -> Result<v1::WithdrawGoldenTicketResponse, Status> {
-    let tickets = ticket_issuer(cluster)?;
+    // Also of a node that makes none: a node that has redeemed a join ticket has the same place.
+    let tickets = cluster.join_tickets().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
     let url = peer_url(config, &request.address, request.port)?;
-    match tickets.revoke_ticket(&url).await {
+    match tickets.revoke_place(&url).await {
         Ok(true) => Ok(v1::WithdrawGoldenTicketResponse { url: url.to_string() }),
         Ok(false) => Err(Status::failed_precondition(format!("no ticket exists for {url}"))),
         Err(error) => Err(ticket_error_status(&error, None, cluster.condition().as_deref())),

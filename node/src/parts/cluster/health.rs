@@ -45,6 +45,11 @@ fn describe_condition(
                 program_name()
             ),
         ),
+        EnrolmentState::Waiting(WaitCause::Redemption) if clause.is_empty() => (
+            "is in no cluster yet".to_owned(),
+            "a voter that redeems its join ticket".to_owned(),
+            "`nodectl cluster status`".to_owned(),
+        ),
         // Without a clause, the text of the tree is the best one.
         _ if clause.is_empty() => {
             let hint = "`nodectl cluster status`; `nodectl logs --children root.cluster`";

@@ -23,10 +23,12 @@ use crate::control::callers::CallerNames;
 use crate::control::require_admission;
 use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
+use crate::dn::CLUSTER as CLUSTER_DN;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::event_history::EventScope;
 use crate::parts::api::control::{add_operator, list_operators, remove_operator};
 use crate::parts::cluster::control as cluster;
+use crate::parts::cluster::join_tickets;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
 use crate::parts::storage::control::StorageControl;
@@ -36,7 +38,6 @@ use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
 
 /// The DNs of requests about the cluster and about images.
-const CLUSTER_DN: &str = "root.cluster";
 const CONTAINERD_DN: &str = "root.containerd";
 
 /// Maximum number of log entries in one status.
@@ -498,6 +499,31 @@ impl Control for ControlService {
         Ok(Response::new(
             cluster::revoke_ticket(&self.cluster()?, &self.running.plan().config, request).await?,
         ))
+    }
+
+    async fn create_join_ticket(
+        &self,
+        request: Request<v1::CreateJoinTicketRequest>,
+    ) -> Result<Response<v1::CreateJoinTicketResponse>, Status> {
+        let request = self.record_action(request, |_| (CLUSTER_DN, "join ticket".into()));
+        Ok(Response::new(join_tickets::create_ticket(&self.running, &self.cluster()?, &request).await?))
+    }
+
+    async fn join_tickets(
+        &self,
+        _: Request<v1::JoinTicketsRequest>,
+    ) -> Result<Response<v1::JoinTicketsResponse>, Status> {
+        Ok(Response::new(join_tickets::list_tickets(&self.cluster()?).await?))
+    }
+
+    async fn revoke_join_ticket(
+        &self,
+        request: Request<v1::RevokeJoinTicketRequest>,
+    ) -> Result<Response<v1::RevokeJoinTicketResponse>, Status> {
+        let request = self.record_action(request, |request| {
+            (CLUSTER_DN, format!("revocation of join ticket {}", request.id))
+        });
+        Ok(Response::new(join_tickets::revoke_ticket(&self.cluster()?, &request.id).await?))
     }
 
     async fn remove_node(
