@@ -1,23 +1,25 @@
 //! `cluster`: the node's enrolment, the members of the cluster, join tickets.
 
+mod ticket;
+
 use std::fs::File;
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use futures_util::{Stream, stream};
 use nodekeel_node::v1::{
-    self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, DefragmentRequest, DisarmRequest,
-    LeaveRequest, MembersRequest, RecoverClusterRequest, RemoveNodeRequest, ReplaceNodeRequest,
-    RestoreClusterRequest, SnapshotClusterRequest, SnapshotClusterResponse, WithdrawGoldenTicketRequest,
+    self, BootstrapRequest, ClusterRequest, DefragmentRequest, DisarmRequest, LeaveRequest, MembersRequest,
+    RecoverClusterRequest, RemoveNodeRequest, ReplaceNodeRequest, RestoreClusterRequest,
+    SnapshotClusterRequest, SnapshotClusterResponse,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
 use zeroize::Zeroizing;
 
+use self::ticket::{TicketCommand, write_ticket};
 use super::action::find_runnable;
 use super::reset::ask;
 use super::status::unhealthy_reason;
@@ -104,22 +106,9 @@ pub(crate) enum ClusterCommand {
     /// Where a majority of the voters is lost for ever. Shows what is taken out and lost, and asks. This node becomes the only member,
     /// with its data; the others can't come back. Refused where a majority answers. Repeat it after an interruption.
     Recover(RecoverArgs),
-    /// Create or revoke join tickets
+    /// Create, list or revoke join tickets
     #[command(subcommand)]
     Ticket(TicketCommand),
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum TicketCommand {
-    /// Create a join ticket for one node
-    ///
-    /// Returns the unused ticket for the same address and port, if one exists.
-    Create(CreateTicketArgs),
-    /// Revoke an unused join ticket
-    ///
-    /// No node can join by it afterwards, and another ticket can be created.
-    #[command(alias = "withdraw")]
-    Revoke(RevokeTicketArgs),
 }
 
 #[derive(Debug, Args)]
@@ -174,35 +163,6 @@ pub(crate) struct RecoverArgs {
     /// Recover without asking
     #[arg(long)]
     yes: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RevokeTicketArgs {
-    /// Address of the ticket
-    #[arg(long)]
-    address: IpAddr,
-    /// Peer port of the ticket; default: this node's
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    port: u16,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CreateTicketArgs {
-    /// Golden ticket, which contains the node's private keys
-    ///
-    /// Bearer credential: anyone who reads it can impersonate the node. This node must allow it
-    /// (cluster.golden_tickets).
-    #[arg(long, required = true)]
-    golden: bool,
-    /// Address of the node for other members
-    #[arg(long)]
-    address: IpAddr,
-    /// Peer port of the node; default: this node's
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    port: u16,
-    /// Output file; must not exist
-    #[arg(long)]
-    file: PathBuf,
 }
 
 #[derive(Debug, Serialize)]
@@ -299,14 +259,6 @@ struct DisarmView {
     disarmed: Vec<String>,
 }
 
-/// A created ticket without its secrets.
-#[derive(Debug, Serialize)]
-struct TicketView {
-    node: String,
-    address: String,
-    file: String,
-}
-
 #[derive(Debug, Serialize)]
 struct SnapshotView {
     file: String,
@@ -354,11 +306,6 @@ struct ReplacedNodeView {
     file: String,
 }
 
-#[derive(Debug, Serialize)]
-struct RevokedTicketView {
-    url: String,
-}
-
 impl ClusterCommand {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         // The status is known to the node itself. All other calls wait for the cluster.
@@ -377,8 +324,7 @@ impl ClusterCommand {
             Self::Replace(args) => replace_node(api, args, printer).await,
             Self::Leave => leave(api, printer).await,
             Self::Recover(args) => recover(api, args, printer).await,
-            Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
-            Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
+            Self::Ticket(command) => command.run(api, printer).await,
         }
     }
 }
@@ -720,70 +666,4 @@ async fn replace_node(
     let hint = "if the successor is the same machine: `nodectl reset` there first; then copy the ticket to it, as \
                 esp/enrolment.pb below its data directory";
     Ok(printer.print_line(hint)?)
-}
-
-async fn create_ticket(
-    api: &mut ApiClient,
-    args: CreateTicketArgs,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    let CreateTicketArgs { golden: _, address, port, file } = args;
-    let node = write_ticket(&file, async || request_ticket(api, address, port).await).await?;
-    let file = file.display().to_string();
-    if printer.is_json {
-        return Ok(printer.print_json(&TicketView { node, address: address.to_string(), file })?);
-    }
-    printer.print_line(&format!(
-        "wrote join ticket for node {} ({address}) to {file}; it contains private keys",
-        escape_control(&node)
-    ))?;
-    let hint =
-        "copy it to that node only, before its first start, as esp/enrolment.pb below its data directory";
-    Ok(printer.print_line(hint)?)
-}
-
-/// Writes a ticket to a new file, and returns the rest of the answer.
-async fn write_ticket<T>(
-    file: &Path,
-    request: impl AsyncFnOnce() -> Result<(T, Zeroizing<Vec<u8>>), CommandError>,
-) -> Result<T, CommandError> {
-    // Create the file before the cluster changes anything.
-    let mut ticket =
-        create_private_file(file).map_err(|source| CommandError::File { path: file.to_owned(), source })?;
-    let written = request().await.and_then(|(answer, enrolment)| {
-        ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
-        Ok(answer)
-    });
-    // A file without a ticket is removed: the next attempt needs its name.
-    written.inspect_err(|_| _ = std::fs::remove_file(file))
-}
-
-async fn revoke_ticket(
-    api: &mut ApiClient,
-    args: RevokeTicketArgs,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    let RevokeTicketArgs { address, port } = args;
-    let request = WithdrawGoldenTicketRequest { address: address.to_string(), port: port.into() };
-    let answer = api.call(async |client| client.withdraw_golden_ticket(request).await).await?;
-    let revoked = RevokedTicketView { url: answer.url };
-    let text = format!("join ticket for {} revoked", escape_control(&revoked.url));
-    printer.print_result(&revoked, &text)
-}
-
-async fn request_ticket(
-    api: &mut ApiClient,
-    address: IpAddr,
-    port: u16,
-) -> Result<(String, Zeroizing<Vec<u8>>), CommandError> {
-    let request = CreateGoldenTicketRequest { address: address.to_string(), port: port.into() };
-    let response = api.call(async |client| client.create_golden_ticket(request).await).await?;
-    // The private keys are cleared from memory when the value is dropped.
-    Ok((response.node, Zeroizing::new(response.enrolment)))
-}
-
-/// Creates a file that only its owner can read and write.
-fn create_private_file(path: &Path) -> std::io::Result<File> {
-    // `create_new` follows no symbolic link (open(2), O_EXCL), and the mode applies from the creation on.
-    File::options().write(true).create_new(true).mode(0o600).open(path)
 }
