@@ -4,6 +4,7 @@ mod addresses;
 mod backup;
 mod bootstrap;
 mod configuration;
+mod join_tickets;
 mod reset;
 mod tickets;
 
