@@ -125,8 +125,8 @@ mod tests {
     use super::*;
     use crate::access::PrivateKey;
     use crate::layout::{ApiLayout, place_layout};
-    use crate::node_v1::UnlockKeysResponse;
     use crate::node_v1::node_server::{Node, NodeServer};
+    use crate::node_v1::{EnrolRequest, EnrolResponse, UnlockKeysResponse};
 
     const VOLUME: &str = "22222222-2222-2222-2222-222222222222";
 
@@ -144,6 +144,10 @@ mod tests {
                 return Err(Status::unavailable("its own data volume is not open"));
             }
             Ok(Response::new(UnlockKeysResponse { keys: self.0.clone() }))
+        }
+
+        async fn enrol(&self, _: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+            Err(Status::unimplemented("it lets nobody join"))
         }
     }
 
@@ -167,7 +171,8 @@ mod tests {
     fn serve(port: &ReservedPort, admitted: &[Peer], keys: &[u8]) -> PublicKey {
         let scratch = tempfile::tempdir().expect("a directory");
         let api = api(port.socket_address().into(), &scratch, admitted);
-        let connections = listen(&api, &Arc::new(Audit::new(LogStore::default()))).expect("a free port");
+        let connections =
+            listen(&api, &Arc::new(Audit::new(LogStore::default())), false).expect("a free port");
         let service = NodeServer::new(Fixed(keys.iter().map(|key| vec![*key; 32]).collect()));
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(connections));
         api.key.public_key()
