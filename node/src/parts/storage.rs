@@ -47,7 +47,7 @@ use self::esp::mount_esp;
 use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
-use self::peers::PeerKeySource;
+use self::peers::{PeerKeySource, peers_health};
 use self::reencryption::VolumeReencryption;
 use self::scrub::VolumeScrub;
 use self::service::StorageService;
@@ -305,8 +305,7 @@ impl PlannedRunnable for StoragePlan {
         let (volume, supervisor) = (node.running().volume.clone(), node.running().supervisor.clone());
         let config = node.config().storage.clone();
         let grace = node.config().node.grace;
-        let api = node.extensions().get::<Arc<Api>>().cloned();
-        let cluster_keys = tang.map(|tang| tang as _).or_else(|| self.asked_peers(api, &unlock));
+        let cluster_keys = tang.map(|tang| tang as _).or_else(|| self.asked_peers(node, &unlock));
         let service = StorageService {
             opener,
             cluster_keys,
@@ -350,15 +349,21 @@ impl StoragePlan {
     /// The peers that are asked for the cluster's key, if that is configured: those of the program, or the other nodes by the API.
     fn asked_peers(
         &self,
-        api: Option<Arc<Api>>,
+        node: &mut NodePreparation<'_>,
         unlock: &Arc<VolumeUnlock>,
     ) -> Option<Arc<dyn ClusterKeySource>> {
         let VolumeSource::Device(plan) = &self.volume else { return None };
         if plan.config.encryption.as_ref()?.cold_start != Some(ColdStart::Peers) {
             return None;
         }
-        let by_api = |api| Arc::new(PeerKeySource { api, unlock: Arc::clone(unlock) }) as _;
-        self.cluster_keys.clone().or_else(|| api.map(by_api))
+        if let Some(provided) = &self.cluster_keys {
+            return Some(Arc::clone(provided));
+        }
+        let health = peers_health(Arc::clone(unlock), Arc::downgrade(node.running()));
+        node.health_sources().add("storage.peers", health);
+        // Prepared before this part.
+        let api = node.extensions().get::<Arc<Api>>()?;
+        Some(Arc::new(PeerKeySource { api: Arc::clone(api), unlock: Arc::clone(unlock) }))
     }
 }
 

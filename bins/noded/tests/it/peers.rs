@@ -21,7 +21,7 @@ use crate::cluster::{MemberFixture, cluster_identity, join_cluster};
 use crate::harness::{EtcdPorts, check, wait};
 use crate::storage_cluster::{VolumeMember, wait_running, wait_temporary_removed};
 use crate::storage_device::DeviceNode;
-use crate::storage_keys::confirm_recovery;
+use crate::storage_keys::{confirm_recovery, key_conditions};
 
 const VOLUMES: [&str; 2] = ["11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"];
 
@@ -181,6 +181,8 @@ async fn a_split_volume_opens_by_the_other_nodes_without_a_majority_until_its_no
     let running = wait_running(&mut split).await;
     let passphrase = confirm_recovery(&mut split).await;
     wait_temporary_removed(&mut split).await;
+    let alone = ["has no other node that would open it at the next start: none of its cluster has [api]"];
+    assert_eq!(key_conditions(&mut split).await, alone);
 
     let other_ports = EtcdPorts::reserve();
     let request =
@@ -207,6 +209,7 @@ async fn a_split_volume_opens_by_the_other_nodes_without_a_majority_until_its_no
         assert!(began.elapsed() < Duration::from_secs(60), "the nodes don't know each other");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    assert_eq!(key_conditions(&mut split).await, [""; 0]);
     split.stop().await;
     assert!(!member.fixture.is_open(), "a stop closes the volume");
 

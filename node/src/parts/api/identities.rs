@@ -178,6 +178,14 @@ pub(crate) struct Api {
     pub(super) peers: PeersFile,
 }
 
+impl Api {
+    /// Returns whether the cluster has another node with an API.
+    pub(crate) fn has_peers(&self) -> bool {
+        let state = self.identities.lock();
+        state.recorded.get(&Source::Nodes).is_some_and(|nodes| !nodes.is_empty())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

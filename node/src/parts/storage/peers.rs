@@ -1,10 +1,12 @@
 //! The other nodes of the cluster, which give the node its other half of the volume's key when it starts cold.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use super::unlock::{ClusterKeySource, ClusterKeysFuture, VolumeUnlock};
+use super::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
 use crate::blocking::run_blocking;
+use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
 use crate::parts::api::Api;
+use crate::running::RunningNode;
 
 /// Asks the other nodes by their APIs.
 #[derive(Debug)]
@@ -20,5 +22,19 @@ impl ClusterKeySource for PeerKeySource {
             let status = run_blocking(move || volume.encryption_status()).await?;
             Ok(self.api.ask_unlock_keys(&status.volume).await?)
         })
+    }
+}
+
+/// The warning that no other node would open the volume at the next start.
+pub(super) fn peers_health(unlock: Arc<VolumeUnlock>, node: Weak<RunningNode>) -> impl HealthSource {
+    move |_: &NodeSnapshot| {
+        // That of the present configuration: a reload may have replaced it.
+        let api = node.upgrade().and_then(|node| node.extension::<Arc<Api>>());
+        let is_open = matches!(unlock.status(), UnlockStatus::Open { .. });
+        let is_alone = is_open && api.is_none_or(|api| !api.has_peers());
+        let problem = "has no other node that would open it at the next start: none of its cluster has [api]";
+        let warning = HealthCondition::warning("data volume", problem);
+        let hint = "set api.address in the configurations of the other nodes, or add a node; `nodectl status root.api.peers`";
+        is_alone.then(|| warning.hint(hint)).into_iter().collect::<Vec<_>>()
     }
 }
