@@ -138,6 +138,8 @@ struct PassMemory {
     results: BundleResults,
     /// The archives that the last pass has found where no bundle can be.
     misplaced: Vec<SkippedEntry>,
+    /// The images that are known to be damaged.
+    damaged: Vec<DamagedImage>,
     /// The bundles that are being read.
     reading: BTreeMap<BundleId, Arc<ReadProgress>>,
     /// The bytes that were compared, and that are to be.
@@ -495,6 +497,18 @@ impl Preseed {
         memory.states.list(|bundle| memory.reading.get(bundle).map(|reading| reading.bytes()))
     }
 
+    /// The images that are known to be damaged, also by a comparison of an earlier process, and that are in no bundle that is
+    /// there: as the last pass or comparison has left them. The others have a [state](Self::image_states). Clones of this value
+    /// share it.
+    pub fn damaged_without_bundle(&self) -> Vec<DamagedImage> {
+        let memory = self.lock_memory();
+        let states = memory.states.list(|_| None);
+        let with_bundle: BTreeSet<_> =
+            states.iter().filter_map(|state| Some((&state.namespace, state.name.as_deref()?))).collect();
+        let is_alone = |image: &&DamagedImage| !with_bundle.contains(&(&image.namespace, &*image.name));
+        memory.damaged.iter().filter(is_alone).cloned().collect()
+    }
+
     /// Notifies of changes of the [states](Self::image_states), of the bytes of bundles that are read among them: about a hundred times in
     /// each bundle.
     pub fn watch_states(&self) -> watch::Receiver<()> {
@@ -541,6 +555,18 @@ impl Preseed {
 
     /// As [`run`](Self::run); sends the names of the required images as soon as their bundles have been processed.
     pub(crate) async fn run_pass(
+        &self,
+        store: &dyn ImageStore,
+        scope: PassScope,
+        processed: Option<oneshot::Sender<Vec<(Namespace, String)>>>,
+    ) -> Result<PreseedReport, PreseedError> {
+        let report = self.process_directories(store, scope, processed).await;
+        // Also where the directories are not there.
+        self.refresh_damage(store).await;
+        report
+    }
+
+    async fn process_directories(
         &self,
         store: &dyn ImageStore,
         scope: PassScope,

@@ -8,6 +8,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
+use super::damage_record::{self, DamageRecord};
 use super::state::StoredImage;
 use super::{
     BundleFault, BundleOutcome, Preseed, PreseedError, PreseedReport, ReadingBundle, refusals, required,
@@ -477,7 +478,27 @@ impl<'a> PreseedPass<'a> {
             let source = ImageStoreError::ReadContent { digest, source };
             return Err(ImportError::Store { path, source });
         };
+        self.keep_damage_records(bundle, &images).await;
         Ok(Processed { images, left_out, is_imported: true })
+    }
+
+    /// Records the damage of unpacked layers that containers use: an image that was deleted and is imported again has them, and
+    /// no record.
+    async fn keep_damage_records(&self, bundle: &Bundle, images: &[StoredImage]) {
+        for StoredImage { target, .. } in images {
+            let known = self
+                .preseed
+                .lock_memory()
+                .states
+                .damaged_layers(&bundle.namespace, *target)
+                .map(str::to_owned);
+            let Some(reason) = known else { continue };
+            let record = DamageRecord::Layers(reason);
+            let written = damage_record::write(self.store, &bundle.namespace, *target, Some(&record)).await;
+            if let Err(error) = written {
+                tracing::warn!("containerd can't record that {target} is damaged: {}", error_chain(&error));
+            }
+        }
     }
 
     /// What was left out of a bundle with these images; `None` if the bundle has to be read for that, or because the policy

@@ -232,6 +232,7 @@ impl ImageProof {
             preseed.record_damage(&self.damaged);
             report(self);
         }
+        preseed.refresh_damage(store).await;
         Ok(())
     }
 
@@ -330,6 +331,33 @@ impl ImageProof {
     pub fn done_bytes(&self) -> u64 {
         self.known.keys().filter_map(|digest| self.sizes.get(digest)).sum()
     }
+}
+
+impl Preseed {
+    /// Reads again which images are [known to be damaged](Self::damaged_without_bundle), after an import of one of them. What can't
+    /// be read stays as it is.
+    pub async fn refresh_damage(&self, store: &dyn ImageStore) {
+        match list_damaged(store, self).await {
+            Ok(damaged) => self.lock_memory().damaged = damaged,
+            Err(error) => tracing::warn!("can't read which images are damaged: {}", error_chain(&error)),
+        }
+    }
+}
+
+async fn list_damaged(
+    store: &dyn ImageStore,
+    preseed: &Preseed,
+) -> Result<Vec<DamagedImage>, ImageStoreError> {
+    let mut damaged = Vec::new();
+    for namespace in store.list_namespaces().await? {
+        let images = store.list_images(&namespace).await?;
+        let known = ImageProof::list_recorded(store, preseed, &namespace, &images).await?;
+        damaged.extend(images.into_iter().filter_map(|image| {
+            let reason = known.get(&image.target.digest)?.clone();
+            Some(DamagedImage { namespace: namespace.clone(), name: image.name, reason })
+        }));
+    }
+    Ok(damaged)
 }
 
 /// The reason why an image that can't be followed to its end is damaged.

@@ -237,6 +237,11 @@ impl ImageStates {
         }
     }
 
+    /// The reason why unpacked layers of a target are damaged, as far as it is known.
+    pub(super) fn damaged_layers(&self, namespace: &Namespace, target: Digest) -> Option<&str> {
+        self.damaged_layers.get(&(namespace.clone(), target)).map(String::as_str)
+    }
+
     /// Records that nothing is wrong with a target, as far as it was compared; with the reason why that was not all of it.
     pub(super) fn record_compared(&mut self, namespace: &Namespace, target: Digest, rest: Option<&str>) {
         let rows = self.by_bundle.values_mut().flatten();

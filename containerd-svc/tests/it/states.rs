@@ -105,13 +105,18 @@ async fn damage_is_known_to_the_next_process_until_it_is_repaired_or_found_intac
     let next = Preseed::new(bundles.directory.path());
     assert!(next.run(&bundles.store).await.is_err(), "it is not mounted");
     assert_eq!(list_damaged(&bundles, &next).await, ["localhost/a:1", "localhost/b:1"]);
+    let without_bundle =
+        || next.damaged_without_bundle().into_iter().map(|image| image.name).collect::<Vec<_>>();
+    assert_eq!(without_bundle(), ["localhost/a:1", "localhost/b:1"]);
     fs::rename(&away, bundles.directory.path()).unwrap();
     next.run(&bundles.store).await.unwrap();
     assert_eq!(list_damaged(&bundles, &next).await, ["localhost/b:1"], "the other is repaired");
+    assert_eq!(without_bundle(), ["localhost/b:1"]);
     // An operator writes it again.
     bundles.put_image("b.tar", "localhost/b:1", b"b");
     next.run(&bundles.store).await.unwrap();
     assert_eq!(list_damaged(&bundles, &next).await, [""; 0]);
+    assert_eq!(without_bundle(), [""; 0]);
     prove(true).await;
     let labels = bundles.list_images().await.into_iter().flat_map(|image| image.labels.into_keys());
     assert_eq!(labels.filter(|label| label.contains("damage")).count(), 0, "what is intact has no record");

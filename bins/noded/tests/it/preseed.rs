@@ -194,7 +194,7 @@ fn a_repair_without_bundles_ends_and_says_what_to_do() {
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn damage_of_an_image_whose_directory_is_not_there_is_known_to_the_next_noded() {
+fn damage_of_an_image_whose_directory_is_not_there_is_known_to_the_next_noded_and_its_health() {
     let disk = new_bundle_dir();
     put_image(&disk, "a", 1000);
     let config = preseed_config(disk.path(), "");
@@ -209,6 +209,8 @@ fn damage_of_an_image_whose_directory_is_not_there_is_known_to_the_next_noded() 
     noded.wait_ready("root.containerd");
     let images = noded.ask_json(&["images"]);
     assert_eq!(images[0]["state"], "damaged", "{images}");
+    let damage = wait_problem(&noded, "image content", "localhost/a:1 in k8s.io is damaged, and no bundle");
+    assert!(damage["hint"].as_str().unwrap().contains("nodectl images --import FILE"), "{damage}");
     fs::rename(&away, disk.path()).unwrap();
     wait_healthy(&noded);
     let images = noded.ask_json(&["images"]);

@@ -366,6 +366,7 @@ pub(crate) async fn import_images(
     // An operator may import an archive again because its image is damaged.
     let limits = images.as_ref().map(|images| images.limits.clone()).unwrap_or_default();
     let policy = images.as_ref().and_then(|images| images.policy.clone());
+    let preseed = images.as_ref().and_then(|images| images.preseed.clone());
     let store = connect_store(images).await?.with_layer_verification();
     let imported =
         nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file, &limits, policy.as_deref())
@@ -379,6 +380,10 @@ pub(crate) async fn import_images(
         }
     })?;
     tracing::info!("imported {} into {namespace}: {} images", path.display(), imported.images.len());
+    if let Some(preseed) = preseed {
+        // It may have been damaged.
+        preseed.refresh_damage(&store).await;
+    }
     let wire = |image: LeftOutImage| v1::LeftOutImage {
         reason: error_chain(&image.reason),
         is_fault: !image.is_foreign(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nodekeel_containerd_svc::{
-    ImageStage, ImageState, Preseed, RequiredImage, SkippedEntry, find_misplaced_archives,
+    DamagedImage, ImageStage, ImageState, Preseed, RequiredImage, SkippedEntry, find_misplaced_archives,
 };
 use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
@@ -26,6 +26,8 @@ const IMAGES: &str = "images";
 /// The object of the problem that content of an image is damaged.
 const CONTENT: &str = "image content";
 const DAMAGE_HINT: &str = "`nodectl images` names all of them; `nodectl images repair` writes them again, where the archive is there";
+const ABSENT_BUNDLE_HINT: &str = "mount the disk of its bundle, then `nodectl images repair`; or `nodectl images --import FILE` with its archive; `nodectl images` \
+                                  names all of them";
 /// The object of the warning that archives lie where they are not imported.
 const MISPLACED: &str = "misplaced archives";
 /// The name of the import below `root`, in `depends_on`, health and metrics.
@@ -161,6 +163,7 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
         let problem = problem.map(|problem| HealthCondition::problem(IMAGES, problem));
         let problem = node.condition_of(DN).or(problem).map(|found| found.hint(hint()));
         let damage = damage.map(|damage| HealthCondition::problem(CONTENT, damage).hint(DAMAGE_HINT));
+        let damage = damage.or_else(|| counted.damaged_without_bundle().first().map(damage_condition));
         let misplaced = misplaced_condition(&counted.misplaced_archives());
         problem.into_iter().chain(damage).chain(misplaced).collect()
     });
@@ -170,6 +173,13 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
 fn describe_damaged(state: &ImageState) -> String {
     let (name, problem) = (state.name.as_deref().unwrap_or(&state.bundle), state.problem.as_deref());
     format!("image {name} is damaged: {}", problem.unwrap_or("see `nodectl images`"))
+}
+
+/// Names an image that is known to be damaged and that no bundle can repair at present.
+fn damage_condition(DamagedImage { namespace, name, reason }: &DamagedImage) -> HealthCondition {
+    let text =
+        format!("image {name} in {namespace} is damaged, and no bundle that is there has it: {reason}");
+    HealthCondition::problem(CONTENT, text).hint(ABSENT_BUNDLE_HINT)
 }
 
 /// Reads at each scrape how many bundles are imported, and the states of their images.
