@@ -1,12 +1,11 @@
 //! `provisionerd volumes move` and `drain`: volumes go to another node, from where kubectl runs.
 
 use std::fmt;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,12 +17,16 @@ use nodekeel_provisioner::{
     DriverName, ErrorSource, MoveDeps, MoveError, MoveOutcome, MoveRequest, NodeName, StoreId, VolumeCarrier,
     VolumeCopy, VolumeId, format_chain, list_moves, move_volume, node_of_volume,
 };
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::config::DaemonConfig;
 use crate::import::ClaimName;
 use crate::{api_server, print_stdout, run, start_runtime};
+
+/// The least time that a node has to write what it was sent to its disk.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The claim and the node.
 #[derive(Debug, Args)]
@@ -75,7 +78,7 @@ pub(crate) struct ClusterFlags {
     kubeconfig: Option<PathBuf>,
     /// Time that a node has to answer
     ///
-    /// That of the copy of a volume is not limited.
+    /// A copy may take any time, while bytes arrive.
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     timeout: NonZeroU32,
 }
@@ -268,11 +271,7 @@ impl PodExec {
 
     /// The error of a node that does not answer. What was started there may still run.
     fn hung(&self, node: &str) -> anyhow::Error {
-        let seconds = self.timeout.as_secs();
-        anyhow::anyhow!(
-            "node {node} has not answered within {seconds} s: its kubelet may hang, or a disk; see `kubectl describe node {node}`, or \
-             give it more time with --timeout"
-        )
+        hung(node, self.timeout)
     }
 }
 
@@ -313,19 +312,37 @@ impl PodCarrier {
         let (mut send, mut receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
         send.arg("--check");
         receive.arg("--check");
-        let has_sent = AtomicBool::new(false);
-        match timeout(self.exec.timeout, pipe(send, receive, &has_sent)).await {
-            Ok(checked) => checked.map(drop),
-            // What is sent here is short, and waits for no reader.
-            Err(_) if has_sent.load(Ordering::Relaxed) => Err(self.exec.hung(&copy.target)),
-            Err(_) => Err(self.exec.hung(&copy.source)),
-        }
+        self.pipe(copy, send, receive, self.exec.timeout).await.map(drop)
     }
 
     async fn copy_volume(&self, copy: &VolumeCopy) -> Result<StoreId> {
         let (send, receive) = (self.send_command(copy).await?, self.receive_command(copy).await?);
-        let store = pipe(send, receive, &AtomicBool::default()).await?;
+        let store = self.pipe(copy, send, receive, self.exec.timeout.max(SYNC_TIMEOUT)).await?;
         store.trim().parse().with_context(|| format!("node {} did not name its store", copy.target))
+    }
+
+    /// Sends the output of a command on the source to one on the target, as long as bytes flow, and gives the output of that,
+    /// which has a time of its own from the last byte on.
+    async fn pipe(
+        &self,
+        copy: &VolumeCopy,
+        mut from: Command,
+        mut to: Command,
+        end: Duration,
+    ) -> Result<String> {
+        let mut sender = start(from.stdin(Stdio::null()))?;
+        let mut receiver = start(to.stdin(Stdio::piped()))?;
+        let output = sender.stdout.take().context("kubectl has no output")?;
+        let input = receiver.stdin.take().context("kubectl has no input")?;
+        match relay(output, input, self.exec.timeout).await.context("can't read from kubectl")? {
+            RelayEnd::Ended => {}
+            RelayEnd::SenderStalled => return Err(self.exec.hung(&copy.source)),
+            RelayEnd::ReceiverStalled => return Err(self.exec.hung(&copy.target)),
+        }
+        let ended = timeout(end, async { tokio::join!(finish(sender), finish(receiver)) }).await;
+        let (sent, received) = ended.map_err(|_| hung(&copy.target, end))?;
+        // A receiver that has succeeded has all of the stream, or needs none of it.
+        received.or_else(|error| sent.and(Err(error)))
     }
 
     async fn settle_node(&self, node: &str, id: &VolumeId) -> Result<()> {
@@ -370,23 +387,99 @@ async fn finish(child: Child) -> Result<String> {
     String::from_utf8(output.stdout).context("can't read from kubectl")
 }
 
-/// Joins two commands by a pipe, and gives the output of the second one. Notes when the first one has ended.
-async fn pipe(mut from: Command, mut to: Command, has_sent: &AtomicBool) -> Result<String> {
-    let mut sender = start(from.stdin(Stdio::null()))?;
-    let stream: Stdio = sender.stdout.take().context("kubectl has no output")?.try_into()?;
-    let receiver = start(to.stdin(stream))?;
-    let send = async {
-        let sent = finish(sender).await;
-        has_sent.store(true, Ordering::Relaxed);
-        sent
-    };
-    let (sent, received) = tokio::join!(send, finish(receiver));
-    // A receiver that has succeeded has all of the stream, or needs none of it.
-    received.or_else(|error| sent.and(Err(error)))
+fn hung(node: &str, time: Duration) -> anyhow::Error {
+    let seconds = time.as_secs();
+    anyhow::anyhow!(
+        "node {node} has not answered within {seconds} s: its kubelet may hang, or a disk; see `kubectl describe node {node}`, or \
+         give it more time with --timeout"
+    )
+}
+
+/// The end of a stream between two commands.
+#[derive(Debug, PartialEq, Eq)]
+enum RelayEnd {
+    /// The first one has sent all, or the second one needs no more.
+    Ended,
+    SenderStalled,
+    ReceiverStalled,
+}
+
+/// Copies a stream, until it ends or no byte has passed for this time.
+async fn relay(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    stall: Duration,
+) -> io::Result<RelayEnd> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let Ok(read) = timeout(stall, from.read(&mut buffer)).await else {
+            return Ok(RelayEnd::SenderStalled);
+        };
+        let mut rest = &buffer[..read?];
+        if rest.is_empty() {
+            return Ok(RelayEnd::Ended);
+        }
+        while !rest.is_empty() {
+            match timeout(stall, to.write(rest)).await {
+                Ok(Ok(written)) => rest = &rest[written..],
+                // Its exit status says why it has ended.
+                Ok(Err(_)) => return Ok(RelayEnd::Ended),
+                Err(_) => return Ok(RelayEnd::ReceiverStalled),
+            }
+        }
+    }
 }
 
 impl fmt::Debug for PodCarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PodCarrier").field("namespace", &self.exec.namespace).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_may_take_any_time_while_bytes_flow_and_a_stall_has_a_side() {
+        // Small pipes: each side waits for the other.
+        let pipes = || (duplex(1), duplex(1));
+        let ((mut source, from), (to, mut target)) = pipes();
+        let slow = async {
+            for byte in 0..10 {
+                tokio::time::sleep(STALL * 9 / 10).await;
+                source.write_all(&[byte]).await.expect("taken");
+            }
+            drop(source);
+            let mut received = Vec::new();
+            target.read_to_end(&mut received).await.expect("read");
+            received
+        };
+        let (ended, received) = tokio::join!(relay(from, to, STALL), slow);
+        assert_eq!((ended.expect("relayed"), received), (RelayEnd::Ended, (0..10).collect()));
+
+        let ((mut source, from), (to, _target)) = pipes();
+        source.write_all(&[1]).await.expect("taken");
+        assert_eq!(relay(from, to, STALL).await.expect("relayed"), RelayEnd::SenderStalled);
+
+        let ((mut source, from), (to, _target)) = pipes();
+        let send = async {
+            // The second byte is not taken by the target, and the third not by the relay.
+            source.write_all(&[1, 2, 3]).await
+        };
+        let ended = tokio::select! {
+            ended = relay(from, to, STALL) => ended,
+            sent = send => panic!("{sent:?}"),
+        };
+        assert_eq!(ended.expect("relayed"), RelayEnd::ReceiverStalled);
+
+        let ((mut source, from), (to, target)) = pipes();
+        drop(target);
+        source.write_all(&[1]).await.expect("taken");
+        assert_eq!(relay(from, to, STALL).await.expect("relayed"), RelayEnd::Ended);
     }
 }

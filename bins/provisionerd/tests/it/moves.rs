@@ -251,6 +251,18 @@ fn a_move_killed_at_each_step_ends_with_the_data_on_one_node() {
     );
     fs::write(&pod, script).expect("written");
 
+    // A copy that stalls names the node, and is resumed.
+    let pod = kubectl.path().join(format!("pod-{}", NODES[at]));
+    let script = fs::read_to_string(&pod).expect("a script");
+    let stalls = "case \"$*\" in *--check*) ;; *send*) echo begun; exec sleep 600;; esac\nexec ";
+    fs::write(&pod, script.replacen("exec ", stalls, 1)).expect("written");
+    let refused = mover.refuse(&["move", "default/data", "--to", other, "--timeout=10"]);
+    let named = format!("node {} has not answered within 10 s", NODES[at]);
+    assert!(refused.contains(&named) && refused.contains("repeat the command to resume"), "{refused}");
+    fs::write(&pod, script).expect("written");
+    mover.succeed(&["move", "default/data", "--to", other]);
+    let (at, other) = (1 - at, NODES[at]);
+
     // A drain completes what was interrupted, without a PersistentVolume.
     fs::write(daemons[at].file_of(&volume), "last").expect("written");
     let moment = "After DeletePersistentVolume";
