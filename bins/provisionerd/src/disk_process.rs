@@ -49,15 +49,24 @@ impl DiskFlags {
 /// A disk gave no answer.
 #[derive(Debug, Error)]
 pub(crate) enum DiskError {
-    #[error("can't start a process that reads {}", path.display())]
+    #[error("can't start a process that reads {}: free memory, or end other processes, and repeat the command", path.display())]
     Start {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("the disk of {} has not answered within {} s: see `dmesg`; the other stores are not concerned", path.display(), timeout.as_secs())]
+    #[error(
+        "the disk of {} has not answered within {} s: `dmesg` names its errors; repair the connection to it and mount it again, or \
+         replace it by `provisionerd store replace`; the other stores are not concerned",
+        path.display(),
+        timeout.as_secs()
+    )]
     Hung { path: PathBuf, timeout: Duration },
-    #[error("the process that reads {} has ended without an answer: see `dmesg`", path.display())]
+    #[error(
+        "the process that reads {} was killed, or has crashed: `dmesg` says whether memory ran out or the disk fails; free memory, or \
+         replace the disk, and repeat the command",
+        path.display()
+    )]
     NoAnswer { path: PathBuf },
 }
 
