@@ -30,7 +30,7 @@ fn a_short_name_is_that_of_the_only_dn_that_ends_with_it() {
     let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", sleep_config("web", "")));
     node.wait_ready("web");
     assert_eq!(node.ask_json(&["status", "web"])["node"]["dn"], "root.service.web");
-    assert_eq!(node.ask_json(&["restart", "service.web"])["dn"], "root.service.web");
+    assert_eq!(node.ask_json(&["restart", "--wait", "service.web"])["dn"], "root.service.web");
     assert_eq!(node.ask(&["signal", "web", "SIGCONT"]), "SIGCONT was sent to root.service.web\n");
     assert!(node.ask(&["log-level", "web"]).starts_with("root.service.web: "));
     node.ask(&["logs", "web"]);

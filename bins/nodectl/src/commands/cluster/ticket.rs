@@ -48,10 +48,10 @@ pub(crate) struct CreateArgs {
     /// (cluster.golden_tickets).
     #[arg(long, requires = "address", requires = "file", conflicts_with_all = ["expires", "uses", "role"])]
     golden: bool,
-    /// Only address of a node that may use it
+    /// Only address that may use it
     #[arg(long)]
     address: Option<IpAddr>,
-    /// Peer port of a golden ticket's node; default: this node's
+    /// Peer port with --golden; default: this node's
     #[arg(long, requires = "golden", default_value_t = 0, hide_default_value = true)]
     port: u16,
     /// Time in which it can be used
