@@ -18,7 +18,7 @@ use crate::{Digest, DiskUsage, ImageStoreError, ImportLimits};
 /// chunk and drops the session.
 #[derive(Debug)]
 pub(super) struct ArchiveReading {
-    read: JoinHandle<(Box<dyn ImportSession>, Result<ArchiveContents, ReadError<ImageStoreError>>)>,
+    read: JoinHandle<(Box<dyn ImportSession>, Result<ArchiveContents, BundleError>)>,
     /// Dropped with this value, which ends the thread's next wait for the store.
     _keep_reading: oneshot::Sender<Infallible>,
 }
@@ -35,7 +35,7 @@ impl ArchiveReading {
         let read = spawn_blocking(move || {
             let mut bridge = StoreBridge { runtime, cancelled: stopped, import, writer: None };
             let read = archive::read_archive(file, &limits, &wanted, &mut bridge);
-            (bridge.import, read)
+            (bridge.import, read.map_err(bundle_error))
         });
         Self { read, _keep_reading }
     }
@@ -45,7 +45,7 @@ impl ArchiveReading {
         self,
     ) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
         match self.read.await {
-            Ok((import, read)) => (Some(import), read.map_err(bundle_error)),
+            Ok((import, read)) => (Some(import), read),
             Err(panicked) => (None, Err(ImageStoreError::BeginImport(panicked.into()).into())),
         }
     }
