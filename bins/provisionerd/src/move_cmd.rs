@@ -450,13 +450,13 @@ mod tests {
         let pipes = || (duplex(1), duplex(1));
         let ((mut source, from), (to, mut target)) = pipes();
         let slow = async {
+            let mut received = Vec::new();
             for byte in 0..10 {
                 tokio::time::sleep(STALL * 9 / 10).await;
                 source.write_all(&[byte]).await.expect("taken");
+                received.push(target.read_u8().await.expect("read"));
             }
             drop(source);
-            let mut received = Vec::new();
-            target.read_to_end(&mut received).await.expect("read");
             received
         };
         let (ended, received) = tokio::join!(relay(from, to, STALL), slow);
@@ -467,10 +467,8 @@ mod tests {
         assert_eq!(relay(from, to, STALL).await.expect("relayed"), RelayEnd::SenderStalled);
 
         let ((mut source, from), (to, _target)) = pipes();
-        let send = async {
-            // The second byte is not taken by the target, and the third not by the relay.
-            source.write_all(&[1, 2, 3]).await
-        };
+        // The target has room for one byte, the relay holds one, and the pipe to it another.
+        let send = source.write_all(&[1, 2, 3, 4]);
         let ended = tokio::select! {
             ended = relay(from, to, STALL) => ended,
             sent = send => panic!("{sent:?}"),
