@@ -26,10 +26,13 @@ use crate::check::{self, CheckFinding};
 use crate::config::DaemonConfig;
 use crate::http::{HttpServer, HttpState};
 use crate::metrics::DaemonMetrics;
-use crate::{api_server, logging, volumes};
+use crate::{api_server, logging, sys, volumes};
 
 /// Time for blocking calls to finish once everything else has stopped.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time between two returns of free memory.
+const TRIM_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Timeout of the API server when the directory can't be used: without an answer, the start fails.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,6 +60,14 @@ pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
     code
 }
 
+/// Returns what lists and bursts of claims have left free, as the allocator returns the end of its memory alone.
+async fn return_free_memory() {
+    loop {
+        tokio::time::sleep(TRIM_INTERVAL).await;
+        sys::return_free_memory();
+    }
+}
+
 /// Lets this process open as many files as its hard limit allows. The soft one is 1,024 by default, for programs that
 /// call `select`.
 fn raise_open_files() {
@@ -74,6 +85,7 @@ async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);
     // In a task: an API server that does not answer must not delay the start.
     tokio::spawn(log_findings(config.clone(), parts.client.clone()));
+    tokio::spawn(return_free_memory());
     let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
     let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");

@@ -21,3 +21,14 @@ pub(crate) fn limit_free_memory() {
         unsafe { libc::mallopt(parameter, value) };
     }
 }
+
+/// Gives the kernel the free pages between what is in use, which the allocator keeps.
+///
+/// *Source:* malloc_trim(3).
+pub(crate) fn return_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call has no requirements, and locks the allocator.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
