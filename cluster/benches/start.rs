@@ -150,7 +150,7 @@ impl BenchNode {
     fn enrolled_node(&self) -> Result<ClusterNode> {
         let top = Dir::open(self.scratch.path())?;
         let mut etcd = EtcdConfig::new(&self.etcd);
-        (etcd.client_port, etcd.peer_port) = (self.client.number(), self.peer.number());
+        etcd.peer_port = self.peer.number();
         let deps = Deps {
             journal_dir: top.ensure_dir("esp", FileMode::PRIVATE_DIR)?,
             enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(self.ticket_file()?)]),

@@ -139,10 +139,10 @@ pub trait ClusterMembers: Debug + Send + Sync {
     /// [`MembershipError::QuorumLoss`], and those of [`list_members`](Self::list_members).
     async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError>;
 
-    /// Hands over to another voter: the leadership, if this member leads, and what this member would do with the cluster.
-    /// The returned access outlives this member, also its removal.
+    /// Prepares the removal of this member by itself: moves the leadership to another voter, if this member leads.
     ///
     /// # Errors
-    /// [`MembershipError::QuorumLoss`] if there is no other voter, and those of [`list_members`](Self::list_members).
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError>;
+    /// [`MembershipError::QuorumLoss`] if there is no other voter, [`MembershipError::UnhealthyCluster`] if no majority of the
+    /// others answers, and those of [`list_members`](Self::list_members).
+    async fn prepare_leave(&self) -> Result<(), MembershipError>;
 }

@@ -187,6 +187,19 @@ pub enum ConsensusError {
     /// The cluster has removed the member, by a record of an earlier run, or by its list. It is not started.
     #[error("{}", REMOVED_NODE)]
     Removed,
+    /// A release that recorded no claims has begun to join this member, which may have started on another host since. Nothing
+    /// was started.
+    #[error(
+        "an earlier release has begun to join member {name}, and did not record whether another host has used its ticket: type \
+         `nodectl reset` here, and join it by another ticket; if no other host has used it: touch {}",
+        .claim.display()
+    )]
+    Unclaimed {
+        /// The member.
+        name: MemberName,
+        /// The file by which an operator vouches for that.
+        claim: PathBuf,
+    },
     /// The cluster does not admit the member. Nothing was started.
     #[error("can't join the cluster")]
     JoinRefused(#[source] JoinRefusal),

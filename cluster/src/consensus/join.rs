@@ -71,8 +71,8 @@ pub enum JoinRefusal {
 /// Key prefix of invitations, by the member's name, each with its peer URL.
 pub(crate) const INVITATIONS: &str = "/etcd-invitations/";
 
-/// The key of a member's invitation. It exists as long as the member's ticket is unused: with it, a member adds itself to the
-/// cluster. So a ticket takes no place in the list before its node is there, and any number of tickets may be unused.
+/// The key of a member's invitation. It exists as long as the member's ticket is unused: with it, the leader adds the member to
+/// the cluster once it is there. So a ticket takes no place in the list before its node is there, and any number of tickets may be unused.
 pub(crate) fn invitation_key(name: &str) -> Vec<u8> {
     format!("{INVITATIONS}{name}").into_bytes()
 }
@@ -95,7 +95,7 @@ pub(super) fn check_join(members: &[Member], this: &Peer) -> Result<MemberId, Jo
 
 /// The member that the cluster lists at this one's URL: this one, started or not.
 #[cfg(any(feature = "etcd", feature = "memory"))]
-pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a Member, JoinRefusal> {
+fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a Member, JoinRefusal> {
     // By its URL: a member that has not started has no name yet.
     let listed = members.iter().find(|member| member.has_peer_url(&this.url));
     let Some(member) = listed else { return Err(JoinRefusal::NotListed { url: this.url.clone() }) };
@@ -105,13 +105,6 @@ pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a 
         }
         _ => Ok(member),
     }
-}
-
-/// The member at this one's URL if it has a vote. A list of any member that shows one is applied after all that the
-/// cluster has agreed on while it was a learner, however old the list is.
-#[cfg(feature = "etcd")]
-pub(super) fn find_voter<'a>(members: &'a [Member], this: &Peer) -> Option<&'a Member> {
-    find_listed(members, this).ok().filter(|member| !member.is_learner)
 }
 
 /// The refusal if this member is known to have started. Any list of the cluster proves it, however old: a name
@@ -153,18 +146,6 @@ mod tests {
                 assert_eq!(check_join(&members, &joiner()), Err(refusal));
             }
         }
-    }
-
-    #[cfg(feature = "etcd")]
-    #[test]
-    fn only_a_member_with_a_vote_is_a_voter() {
-        for name in [None, Some("three")] {
-            let voter = find_voter(&listed(name, URL, false), &joiner()).map(|member| member.id);
-            assert_eq!(voter, Some(MemberId(3)));
-            assert_eq!(find_voter(&listed(name, URL, true), &joiner()), None);
-        }
-        assert_eq!(find_voter(&listed(Some("other"), URL, false), &joiner()), None);
-        assert_eq!(find_voter(&listed(None, "https://192.0.2.9:7834", false), &joiner()), None);
     }
 
     #[test]

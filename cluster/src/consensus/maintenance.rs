@@ -27,11 +27,11 @@ pub trait StoreMaintenance: Debug + Send + Sync {
     /// [`MembershipError::Unavailable`], [`MembershipError::Stopped`], [`MembershipError::Rejected`].
     async fn compact(&self) -> Result<(), MembershipError>;
 
-    /// Writes the database of a member anew, without its free room. The member serves nothing until then: some seconds
-    /// for each gigabyte.
+    /// Writes the database of this node's member, which has this id, anew, without its free room. The member serves nothing
+    /// until then: some seconds for each gigabyte.
     ///
     /// # Errors
-    /// [`MembershipError::MemberNotFound`], and those of [`compact`](Self::compact).
+    /// [`MembershipError::Rejected`] if the member is another node's, and those of [`compact`](Self::compact).
     async fn defragment(&self, member: MemberId) -> Result<(), MembershipError>;
 
     /// All alarms of the store, with the ids of their members.
@@ -95,8 +95,13 @@ impl fmt::Debug for SnapshotStream {
 pub fn check_defragment(report: &ClusterReport, member: MemberId) -> Result<(), String> {
     let found = report.members.iter().find(|report| report.member.id == member);
     let Some(found) = found else { return Err(format!("the cluster has no member {member}")) };
-    if found.facts.is_none() {
-        return Err(format!("member {member} does not answer: start it first"));
+    match &found.facts {
+        None => return Err(format!("member {member} does not answer: start it first")),
+        // Its socket admits its own node alone.
+        Some(facts) if facts.store.is_none() => {
+            return Err(format!("member {member} is another node's: `nodectl cluster defragment` there"));
+        }
+        Some(_) => {}
     }
     let (voters, silent) = (report.voter_count(), report.silent_voters().count());
     let others = voters - silent - usize::from(!found.member.is_learner);
@@ -119,15 +124,16 @@ pub fn check_disarm(report: &ClusterReport, member: MemberId, alarm: &StoreAlarm
             "the data of {} is corrupt, and it would be served: remove this member first",
             alarm.member
         )),
-        ("NOSPACE", Some(found)) => match &found.facts {
-            Some(facts)
-                if facts.quota_bytes.is_some_and(|quota| facts.store_bytes + REQUEST_BYTES > quota) =>
+        ("NOSPACE", Some(found)) => match found.facts.as_ref().and_then(|facts| facts.store.as_ref()) {
+            Some(store)
+                if store.quota_bytes.is_some_and(|quota| store.store_bytes + REQUEST_BYTES > quota) =>
             {
                 Err(format!(
                     "the store of {} is still full: delete keys, then `nodectl cluster defragment`",
                     alarm.member
                 ))
             }
+            // If the store of another node's member is still full, that raises the alarm again.
             _ => Ok(()),
         },
         _ => Ok(()),
@@ -139,14 +145,17 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::consensus::{Member, MemberFacts, MemberReport};
+    use crate::consensus::{Member, MemberFacts, MemberReport, StoreFacts};
 
     /// Voters with the ids from 1 on, each of which answers or not.
     fn report(answers: &[bool]) -> ClusterReport {
         let voter = |(index, answers): (usize, &bool)| {
             let member = Member::new(MemberId(index as u64 + 1), Some("n".into()), Vec::new(), false);
             match answers {
-                true => MemberReport::new(member, Some(MemberFacts::default())),
+                true => {
+                    let store = (index == 0).then(StoreFacts::default);
+                    MemberReport::new(member, Some(MemberFacts { store, ..MemberFacts::default() }))
+                }
                 false => MemberReport::silent(member, SystemTime::UNIX_EPOCH),
             }
         };
@@ -161,16 +170,15 @@ mod tests {
         assert!(!may(&[true, true, false]) && !may(&[true, true, true, false, false]));
         assert!(!may(&[false, true, true, true, true]), "it does not answer itself");
         assert!(check_defragment(&report(&[true]), MemberId(9)).unwrap_err().contains("no member 9"));
+        assert!(check_defragment(&report(&[true; 3]), MemberId(2)).unwrap_err().contains("another node's"));
     }
 
     #[test]
     fn an_alarm_whose_cause_remains_is_not_ended() {
         let mut full = report(&[true]);
-        full.members[0].facts = Some(MemberFacts {
-            store_bytes: 15 << 20,
-            quota_bytes: Some(16 << 20),
-            ..MemberFacts::default()
-        });
+        let store =
+            StoreFacts { store_bytes: 15 << 20, quota_bytes: Some(16 << 20), ..StoreFacts::default() };
+        full.members[0].facts = Some(MemberFacts { store: Some(store), ..MemberFacts::default() });
         let check = |report: &ClusterReport, kind: &str| {
             check_disarm(report, MemberId(1), &StoreAlarm::new("10.0.0.1", kind))
         };

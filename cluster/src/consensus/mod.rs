@@ -39,7 +39,7 @@ pub use maintenance::{SnapshotStream, StoreMaintenance, check_defragment, check_
 pub use member::{Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
 pub use recovery::{LostMember, MemberRecovery, RecoveryError, RecoveryPlan, RecoveryState};
-pub use report::{ClusterReport, MemberFacts, MemberReport};
+pub use report::{ClusterReport, MemberFacts, MemberReport, StoreFacts};
 pub use start::{StartMode, StartOptions};
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
 #[cfg(any(feature = "etcd", feature = "memory"))]
@@ -49,11 +49,6 @@ use status_reporter::StatusReporter;
 ///
 /// *Source:* Monogon's `consensus` of 2020.
 pub const DEFAULT_PEER_PORT: u16 = 7834;
-
-/// The default port for clients of a member.
-///
-/// *Source:* IANA's registry assigns it to etcd.
-pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 
 /// Runs this node's member of the consensus.
 ///

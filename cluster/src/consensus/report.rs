@@ -23,18 +23,26 @@ pub struct MemberReport {
     pub member: Member,
     /// When it was first found not to answer; `None` if it answers, or has not started yet.
     pub silent_since: Option<SystemTime>,
-    /// Its own report; `None` if it does not answer.
+    /// What it answers; `None` if it does not answer.
     pub facts: Option<MemberFacts>,
     /// True if its data was compared, and differs from that of a majority, which this node's member is of.
     pub differs: bool,
 }
 
-/// A member's report of itself.
+/// What a member answers of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberFacts {
     /// The version of its program.
     pub version: String,
+    /// Its store, which it reports to its own node alone.
+    pub store: Option<StoreFacts>,
+}
+
+/// A member's report of its store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreFacts {
     /// The index of the last entry of the log that it has applied.
     pub applied_index: u64,
     /// The size of its database, in bytes.

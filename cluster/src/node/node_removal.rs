@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
-use crate::pki::{CaError, CaSealing, SubjectNames};
+use crate::pki::{CaError, CaSealing, SubjectNames, announce_departure};
 
 /// The time for which a step is tried again: a cluster whose leader was removed elects another one in some seconds.
 pub(super) const RETRY_WITHIN: Duration = Duration::from_secs(20);
@@ -35,8 +35,8 @@ impl RemovalStep {
     /// All steps, in their order.
     pub const ALL: [RemovalStep; 4] = [Self::Member, Self::Certificates, Self::Ticket, Self::Record];
 
-    /// The order in which a node leaves by itself: without its certificates, it could do no more.
-    pub const LEAVING: [RemovalStep; 4] = [Self::Member, Self::Ticket, Self::Record, Self::Certificates];
+    /// The order in which a node leaves by itself: without its member, it could do no more. The others revoke its certificates.
+    pub const LEAVING: [RemovalStep; 3] = [Self::Ticket, Self::Record, Self::Member];
 }
 
 /// Takes nodes out of the cluster: another one that runs, is dead, or leads it, or this one.
@@ -67,13 +67,11 @@ pub enum NodeRemovalError {
         /// The node.
         node: NodeId,
     },
-    /// This node's member has no name of a node, or could not hand over to another one.
-    #[error("can't hand over to another member of the cluster")]
+    /// This node's member has no name of a node, or the others can't go on without it.
+    #[error("can't leave the cluster to the other members")]
     HandOver(#[source] MembershipError),
-    /// Its member was removed, and it could not remove the rest.
-    #[error(
-        "this node is no member any more, and could not remove the rest: on another member, type `nodectl cluster remove {node}`"
-    )]
+    /// It could not remove all that the cluster has of it.
+    #[error("this node has left in part: on another member, type `nodectl cluster remove {node}`")]
     LeftBehind {
         /// The node.
         node: NodeId,
@@ -265,16 +263,16 @@ impl NodeRemover {
         Ok((issued, cluster_ca.revocation_list().await.map_err(failed)?))
     }
 
-    /// Takes this node out of the cluster, by another voter: as [`remove_node`](Self::remove_node), after the leadership is moved
-    /// there. Returns its name.
+    /// Takes this node out of the cluster: as [`remove_node`](Self::remove_node), after the leadership is moved to another
+    /// voter, with its member last, and its certificates by the others. Returns its name.
     ///
     /// # Errors
-    /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed; from then on,
+    /// [`NodeRemovalError`]. If the others can't go on without it, nothing is changed; from then on,
     /// [`NodeRemovalError::LeftBehind`], and another node completes it.
     pub async fn leave(&self) -> Result<NodeId, NodeRemovalError> {
         let node = self.this_node()?;
         let deadline = Instant::now() + RETRY_WITHIN;
-        let elsewhere = retry_until(deadline, || self.hand_over(&node)).await?;
+        retry_until(deadline, || self.prepare_leave(&node)).await?;
         if let Some(sealing) = self.sealing() {
             let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
             let stays = async || sealing.has_other_opener(node.as_str()).await.map_err(failed);
@@ -282,12 +280,14 @@ impl NodeRemover {
                 return Err(NodeRemovalError::OnlySigner { node });
             }
         }
+        let left_behind =
+            |error| NodeRemovalError::LeftBehind { node: node.clone(), source: Box::new(error) };
+        let root = self.running.root_kv();
+        let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
+        let announce = async || announce_departure(&*root, node.as_str()).await.map_err(failed);
+        retry_until(deadline, announce).await?;
         for step in RemovalStep::LEAVING {
-            let done = retry_until(deadline, || elsewhere.run_step(&node, step)).await;
-            done.map_err(|error| match step {
-                RemovalStep::Member => error,
-                _ => NodeRemovalError::LeftBehind { node: node.clone(), source: Box::new(error) },
-            })?;
+            retry_until(deadline, || self.run_step(&node, step)).await.map_err(left_behind)?;
         }
         Ok(node)
     }
@@ -308,18 +308,10 @@ impl NodeRemover {
         Some(CaSealing::new(self.running.root_kv(), self.running.cluster_members(), voter))
     }
 
-    /// The same work, done by another voter.
-    async fn hand_over(&self, node: &NodeId) -> Result<NodeRemover, NodeRemovalError> {
-        let access = self.running.cluster_members().hand_over().await.map_err(|error| match error {
+    async fn prepare_leave(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
+        self.running.cluster_members().prepare_leave().await.map_err(|error| match error {
             MembershipError::QuorumLoss => NodeRemovalError::LastNode { node: node.clone() },
             other => NodeRemovalError::HandOver(other),
-        })?;
-        // The key that signs the list of revoked certificates is sealed to this node.
-        NodeRemover::new(access.with_voter(self.running.voter())).map_err(|error| {
-            NodeRemovalError::HandOver(MembershipError::Rejected {
-                operation: "open the namespaces of the cluster",
-                source: error.into(),
-            })
         })
     }
 
@@ -394,7 +386,7 @@ impl NodeRemover {
                 if !self.running.load_ca().await.map_err(failed)?.can_sign() {
                     return Err(failed(CaError::Sealed));
                 }
-                // Before: a node that has not joined yet would add itself again.
+                // Before: a node that has not joined yet would be added again.
                 let withdrawn = self.tickets.withdraw_invitation_of(node).await;
                 withdrawn.map_err(|source| NodeRemovalError::Ticket { node: id(), source })?;
                 let members = self.running.cluster_members();

@@ -8,7 +8,7 @@ use super::*;
 use crate::age::Identity;
 use crate::consensus::kv::{KvError, RangeResponse, Revision, TxnResponse, WatchStream};
 use crate::consensus::memory::MemoryKv;
-use crate::consensus::{ClusterAccess, Member, MembershipError, NewMember, SnapshotStream, StoreAlarm};
+use crate::consensus::{Member, MembershipError, NewMember, SnapshotStream, StoreAlarm};
 use crate::pki::{CertificateSpec, PendingCa};
 
 /// A list of voters.
@@ -32,7 +32,7 @@ impl ClusterMembers for Voters {
     async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
         Err(MembershipError::Stopped)
     }
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+    async fn prepare_leave(&self) -> Result<(), MembershipError> {
         Err(MembershipError::Stopped)
     }
 }

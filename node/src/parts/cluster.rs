@@ -30,7 +30,7 @@ use self::control::StagedSnapshot;
 use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::api::ApiEnroller;
-use super::etcd::{check_ports, required_etcd_bytes};
+use super::etcd::{PEER_PORT_KEY, required_etcd_bytes};
 use super::network::check_reachable;
 use super::storage::keys::VolumeKeys;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
@@ -87,7 +87,7 @@ impl Part for ClusterPart {
         if let (None, Some(address), ConsensusBackend::Etcd { .. }) =
             (&unreachable, cluster.address, &consensus)
         {
-            check_ports(planner, address, etcd);
+            planner.check_port(address, etcd.peer_port.get(), PEER_PORT_KEY);
         }
         if let (None, ConsensusBackend::Etcd { .. }) = (&unreachable, &consensus) {
             planner.check_notify_socket("cluster");
@@ -205,9 +205,8 @@ impl fmt::Display for ClusterPlan {
         match &self.consensus {
             ConsensusBackend::Etcd { binary, config } => write!(
                 f,
-                "by {}, clients on port {}, peers on {}, data in {}",
+                "by {}, peers on port {}, data in {}",
                 binary.display(),
-                config.client_port,
                 config.peer_port,
                 self.directory.display()
             ),
@@ -318,7 +317,6 @@ impl ClusterPlan {
             }
             ConsensusBackend::Etcd { binary, config } => {
                 let mut etcd = MemberConfig::new(binary);
-                etcd.client_port = config.client_port.get();
                 etcd.peer_port = config.peer_port.get();
                 etcd.extra_args.clone_from(&config.extra_args);
                 etcd.grace = grace;

@@ -3,7 +3,7 @@
 pub(crate) mod config;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,6 +43,9 @@ const MEMBER_NAME: &str = "node";
 
 const DN: &str = "root.etcd";
 
+/// The port for other members, also of the etcd of a cluster.
+pub(super) const PEER_PORT_KEY: &str = "services.etcd.peer_port";
+
 /// The part of a node without a cluster.
 pub(super) struct EtcdPart;
 
@@ -77,7 +80,9 @@ impl Part for EtcdPart {
         let hint = "Debian: apt-get install etcd-server";
         let (binary, skipped) = planner.find_program("etcd", etcd.binary.as_deref(), hint);
         if skipped.is_none() {
-            check_ports(planner, Ipv4Addr::LOCALHOST.into(), etcd);
+            let address = Ipv4Addr::LOCALHOST.into();
+            planner.check_port(address, etcd.client_port.get(), "services.etcd.client_port");
+            planner.check_port(address, etcd.peer_port.get(), PEER_PORT_KEY);
             planner.check_notify_socket("etcd");
         }
         let placed: EtcdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
@@ -122,15 +127,6 @@ impl PlannedRunnable for EtcdPlan {
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
         is_equal(self, new)
-    }
-}
-
-/// Records a problem for each port of an etcd that is in use at this address.
-pub(super) fn check_ports(planner: &mut PartPlanner<'_>, address: IpAddr, etcd: &EtcdConfig) {
-    let fields =
-        [(etcd.client_port, "services.etcd.client_port"), (etcd.peer_port, "services.etcd.peer_port")];
-    for (port, field) in fields {
-        planner.check_port(address, port.get(), field);
     }
 }
 

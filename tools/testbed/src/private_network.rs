@@ -76,16 +76,20 @@ impl PrivateNetwork {
         run_ip(&format!("link set {} {}", self.port(host), if is_connected { "up" } else { "down" }))
     }
 
-    /// Lets nothing arrive on a host any more that one TCP port sends to another.
+    /// Lets nothing arrive on a host any more but connections to or from this TCP port.
     ///
     /// # Errors
     /// iptables(8) fails.
-    pub fn drop_packets(&self, host: usize, from: u16, to: u16) -> Result<()> {
-        let mut iptables = Command::new(tools::find_tool(tools::NSENTER)?);
-        iptables.arg(format!("--net={}", self.namespace_path(host).display()));
-        iptables.arg(tools::find_tool(tools::IPTABLES)?);
-        let rule = format!("--wait -A INPUT -p tcp --sport {from} --dport {to} -j DROP");
-        command_output(iptables.args(rule.split(' '))).map(drop)
+    pub fn pass_only(&self, host: usize, port: u16) -> Result<()> {
+        for rule in
+            [format!("--sport {port} -j ACCEPT"), format!("--dport {port} -j ACCEPT"), "-j DROP".into()]
+        {
+            let mut iptables = Command::new(tools::find_tool(tools::NSENTER)?);
+            iptables.arg(format!("--net={}", self.namespace_path(host).display()));
+            iptables.arg(tools::find_tool(tools::IPTABLES)?).args(["--wait", "-A", "INPUT", "-p", "tcp"]);
+            command_output(iptables.args(rule.split(' ')))?;
+        }
+        Ok(())
     }
 
     /// The name of a host's network namespace.

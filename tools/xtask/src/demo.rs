@@ -108,16 +108,15 @@ fn configure(
     let images = scratch.path().join("images").join(NAMESPACE);
     fs::create_dir_all(&images).with_context(|| format!("create {}", images.display()))?;
     ContainerImage::busybox()?.write_archive(&images.join("busybox.tar"))?;
-    let (client, peer) = (reserve_port()?, reserve_port()?);
+    let peer = reserve_port()?;
     let text = format!(
-        "[node]\nname = {:?}\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\n\
+        "[node]\nname = {:?}\n\n[services.etcd]\npeer_port = {}\n\n\
          [services.containerd]\npreseed = {:?}\n\n[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n",
         volumes::NODE,
-        client.number(),
         peer.number(),
         scratch.path().join("images")
     ) + &disk.map(DemoDisk::config).unwrap_or_default();
-    let node = DemoNode { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer };
+    let node = DemoNode { programs: programs.to_owned(), config, data, _etcd_peer: peer };
     node.write_config(&text)?;
     let found = node.check_config()?;
     let volume = found.lines().find(|line| line.starts_with("root.storage")).context("find root.storage")?;

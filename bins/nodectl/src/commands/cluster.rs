@@ -66,10 +66,10 @@ pub(crate) enum ClusterCommand {
     Bootstrap,
     /// List the members of the cluster
     Members,
-    /// Free room in the store, member by member
+    /// Free room in this node's copy of the store
     ///
-    /// Deletes the history of all keys, then rewrites the database of each member without its free room. A member serves
-    /// nothing until then. Refuses while the cluster would lose its majority.
+    /// Deletes the history of all keys, then rewrites the database of this node's member without its free room. It serves
+    /// nothing until then. Refuses while the cluster would lose its majority. Repeat it on each member.
     Defragment,
     /// End the alarms of the store
     ///
@@ -205,7 +205,7 @@ struct MemberView {
     this: bool,
     /// When it was first found not to answer; absent if it answers, or has not started.
     silent_since: Option<String>,
-    /// Its own report; absent if it does not answer.
+    /// What it answers; absent if it does not answer.
     facts: Option<FactsView>,
     /// Of this node's member: since when its data was compared with that of no other voter; absent if it was at last.
     uncompared_since: Option<String>,
@@ -214,21 +214,23 @@ struct MemberView {
 #[derive(Debug, Serialize)]
 struct FactsView {
     version: String,
-    applied_index: u64,
-    store_bytes: u64,
-    used_bytes: u64,
-    /// Absent if it does not report it.
+    /// Absent, as all that follows, of the member of another node than the one that was asked.
+    applied_index: Option<u64>,
+    store_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    /// Absent, too, if it does not report it.
     quota_bytes: Option<u64>,
 }
 
 impl From<v1::MemberFacts> for FactsView {
     fn from(facts: v1::MemberFacts) -> Self {
+        let reported = |value| Some(value).filter(|value| *value > 0);
         Self {
             version: facts.version,
-            applied_index: facts.applied_index,
-            store_bytes: facts.store_bytes,
-            used_bytes: facts.used_bytes,
-            quota_bytes: Some(facts.quota_bytes).filter(|quota| *quota > 0),
+            applied_index: reported(facts.applied_index),
+            store_bytes: reported(facts.store_bytes),
+            used_bytes: reported(facts.used_bytes),
+            quota_bytes: reported(facts.quota_bytes),
         }
     }
 }
@@ -401,8 +403,9 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
             (None, None) => (none(), None),
         };
         let version = facts.map_or_else(none, |facts| escape_control(&facts.version));
-        let index = facts.map_or_else(none, |facts| facts.applied_index.to_string());
-        let size = facts.map_or_else(none, |facts| format!("{:.1} MB", facts.store_bytes as f64 / 1e6));
+        let index = facts.and_then(|facts| facts.applied_index).map_or_else(none, |index| index.to_string());
+        let size = facts.and_then(|facts| facts.store_bytes);
+        let size = size.map_or_else(none, |bytes| format!("{:.1} MB", bytes as f64 / 1e6));
         [escape_control(&member.id), name, vote.to_owned(), answers, version, index, size, peers]
     };
     let style = |member: &MemberView| match member.silent_since {
@@ -417,13 +420,11 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
 async fn defragment(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     let members = list_members(api).await?;
     api.raise_timeout(DEFRAGMENT_TIMEOUT);
-    let mut compact = true;
     let mut done = Vec::new();
-    // Learners have the data, too; a member that has not started has none.
-    for member in members.into_iter().filter(|member| member.name.is_some()) {
-        let request = DefragmentRequest { member: member.id.clone(), compact };
+    // The others admit their own nodes alone.
+    for member in members.into_iter().filter(|member| member.this) {
+        let request = DefragmentRequest { member: member.id, compact: true };
         api.call(async |client| client.defragment(request).await).await?;
-        compact = false;
         let name = member.name.unwrap_or_default();
         if !printer.is_json {
             printer.print_line(&format!("defragmented {}", escape_control(&name)))?;

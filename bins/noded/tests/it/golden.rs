@@ -9,7 +9,7 @@ use nodekeel_node::config::{DEFAULT_CONFIG, NodedConfig};
 use prost::Message as _;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
 use serde_json::Value;
-use testbed::{ReservedPort, ScratchDir, reserve_port};
+use testbed::{ScratchDir, reserve_port};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, service_config, wait};
 
@@ -36,17 +36,15 @@ fn unpack_data(archive: &str) -> ScratchDir {
     scratch
 }
 
-/// Starts a member, and waits until it is in its cluster. Its client port is reserved while the second value exists.
-fn start_member(scratch: ScratchDir, peer_port: u16) -> (NodedProcess, ReservedPort) {
-    let client_port = reserve_port().unwrap();
+/// Starts a member, and waits until it is in its cluster.
+fn start_member(scratch: ScratchDir, peer_port: u16) -> NodedProcess {
     let config = format!(
-        "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {peer_port}\n\
-         [cluster]\naddress = \"127.0.0.1\"\ndeadline = \"60s\"\ngolden_tickets = true\n",
-        client_port.number()
+        "services.containerd.enable = false\n[services.etcd]\npeer_port = {peer_port}\n\
+         [cluster]\naddress = \"127.0.0.1\"\ndeadline = \"60s\"\ngolden_tickets = true\n"
     );
     let noded = NodedProcess::start_in(scratch, &config, &[]);
     noded.wait_ready("root.cluster");
-    (noded, client_port)
+    noded
 }
 
 /// The values that the first release printed.
@@ -76,7 +74,7 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
     let scratch = unpack_data("bootstrapped.tar.gz");
     let database = scratch.path().join("data/data/cluster/etcd/data/member/snap/db");
     let seed = stored_ca_key(&fs::read(&database).unwrap());
-    let (noded, _port) = start_member(scratch, PEER_PORTS[0]);
+    let noded = start_member(scratch, PEER_PORTS[0]);
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["state"], "Running", "{status}");
     assert_eq!(status["node"], expected["node"].as_str(), "{status}");
@@ -102,7 +100,7 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
     let state = second.path().join("data/esp");
     fs::create_dir_all(&state).unwrap();
     fs::copy(golden_path("enrolment.pb"), state.join("enrolment.pb")).unwrap();
-    let (second, _second_port) = start_member(second, PEER_PORTS[1]);
+    let second = start_member(second, PEER_PORTS[1]);
     let joined = second.ask_json(&["cluster", "status"]);
     assert_eq!(joined["node"], expected["joining-node"].as_str(), "{joined}");
     assert_eq!(joined["cluster"], expected["cluster"].as_str(), "{joined}");
@@ -126,11 +124,12 @@ fn a_bootstrap_that_the_first_release_started_is_completed_with_its_ca() {
     let etcd = scratch.path().join("data/data/cluster/etcd");
     let pending_ca = fs::read_to_string(etcd.join("new_authority/ca.pem")).unwrap();
     let peer_port = reserve_port().unwrap();
-    let (noded, _client_port) = start_member(scratch, peer_port.number());
+    let noded = start_member(scratch, peer_port.number());
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["node"], expected["bootstrap-in-progress-node"].as_str(), "{status}");
     assert_eq!(status["cluster"], expected["bootstrap-in-progress-cluster"].as_str(), "{status}");
-    assert_eq!(fs::read_to_string(etcd.join("client_pki/ca.pem")).unwrap(), pending_ca);
+    assert_eq!(fs::read_to_string(etcd.join("peer_pki/ca.pem")).unwrap(), pending_ca);
+    assert!(!etcd.join("client_pki/cert-key.pem").exists(), "its client has no use for a key");
     assert!(!etcd.join("new_authority/cert-key.pem").exists(), "the CA's key is still on the disk");
     noded.stop();
 }

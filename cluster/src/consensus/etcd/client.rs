@@ -1,26 +1,19 @@
-//! Clients of this node's member, and of others.
+//! The client of this node's member, at its socket.
 
+use std::fs::File;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 
 use etcd_client as api;
-use nodekeel_localstorage::pki::Credentials;
-use rustix::net::sockopt;
-use tokio::net::TcpStream;
+use hyper_util::rt::TokioIo;
+use nodekeel_localstorage::tree::LayoutDir;
+use tokio::net::UnixStream;
 use tonic::transport::Endpoint;
 
-use super::peer_client::{CONNECT_TIMEOUT, PeerClient};
+use super::local_member::CLIENT_SOCKET;
 use crate::BoxError;
-use crate::consensus::{ConsensusError, MemberName, PeerUrl};
-
-/// How long a connection to the member of this host may be half-open: a filter or a lost address may let nothing come back
-/// on it, while the member is well. TCP keeps such a connection for a quarter of an hour; the kernel of a process that is
-/// frozen still acknowledges what it gets. Much longer than a machine that has too much to do delays that: a new connection
-/// costs it more.
-const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause after which the kernel asks for an acknowledgement where nothing is sent, as in a watch.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+use crate::consensus::ConsensusError;
 
 /// The answer of a member that has no leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,55 +24,29 @@ pub(super) enum WithoutLeader {
     IsAnswered,
 }
 
-/// A client of this node's member with these credentials, which connects with its first call, and again when the connection
-/// is lost. The server's certificate is checked by name, at any address.
+/// A client of this node's member, whose socket is in this directory. It connects with its first call, and again when the
+/// connection is lost.
 pub(super) async fn connect(
-    name: &MemberName,
-    socket: SocketAddr,
-    credentials: &Credentials,
+    directory: &LayoutDir,
     without_leader: WithoutLeader,
 ) -> Result<api::Client, ConsensusError> {
+    let directory = directory.path().to_owned();
     let connected = async {
-        let url = PeerUrl::new(socket.ip(), socket.port());
-        let channel = PeerClient::new(credentials)?.channel(name.as_str(), url, end_half_open)?;
+        // The connector dials the socket; the URL only names an authority.
+        let endpoint = Endpoint::from_static("http://localhost");
+        let connector = tower::service_fn(move |_| {
+            let directory = directory.clone();
+            async move { connect_socket(&directory).await.map(TokioIo::new) }
+        });
+        let channel = api::Channel::Tonic(endpoint.connect_with_connector_lazy(connector));
         let options = api::ConnectOptions::new().with_require_leader(without_leader == WithoutLeader::Fails);
-        Ok::<_, BoxError>(api::Client::from_channel(api::Channel::Tonic(channel), Some(options)).await?)
+        Ok::<_, BoxError>(api::Client::from_channel(channel, Some(options)).await?)
     };
     connected.await.map_err(ConsensusError::backend("connect to etcd"))
 }
 
-/// Lets the kernel end the connection once it is half-open.
-fn end_half_open(connection: &TcpStream) -> io::Result<()> {
-    let timeout = u32::try_from(HALF_OPEN_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(connection, timeout)?;
-    sockopt::set_tcp_keepidle(connection, KEEPALIVE_IDLE)?;
-    sockopt::set_tcp_keepintvl(connection, Duration::from_secs(1))?;
-    Ok(sockopt::set_socket_keepalive(connection, true)?)
-}
-
-/// Connects to a member at its URL from this address: a certificate that names addresses is accepted from those
-/// alone.
-pub(super) async fn connect_from(
-    address: IpAddr,
-    url: &str,
-    name: &MemberName,
-    credentials: &Credentials,
-    without_leader: WithoutLeader,
-) -> Result<api::Client, BoxError> {
-    // etcd-client's own options bind no local address, so the channel is built here.
-    let endpoint = Endpoint::from_shared(url.to_owned())?
-        .tls_config(tls_options(name, credentials))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .local_address(Some(address));
-    let channel = api::Channel::Tonic(endpoint.connect_lazy());
-    let options = api::ConnectOptions::new().with_require_leader(without_leader == WithoutLeader::Fails);
-    Ok(api::Client::from_channel(channel, Some(options)).await?)
-}
-
-fn tls_options(name: &MemberName, credentials: &Credentials) -> api::TlsOptions {
-    let (certificate, key) = (credentials.certificate.to_pem(), credentials.key.to_pem());
-    api::TlsOptions::new()
-        .domain_name(name.as_str())
-        .ca_certificate(api::Certificate::from_pem(credentials.ca.to_pem()))
-        .identity(api::Identity::from_pem(certificate, key.as_bytes()))
+/// The path of a data directory may be longer than that of a socket may be: 107 bytes. *Source:* unix(7).
+async fn connect_socket(directory: &Path) -> io::Result<UnixStream> {
+    let directory = File::open(directory)?;
+    UnixStream::connect(format!("/proc/self/fd/{}/{CLIENT_SOCKET}", directory.as_raw_fd())).await
 }

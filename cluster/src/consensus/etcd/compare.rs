@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::convert::STATUS_TIMEOUT;
-use super::health::HealthWatch;
-use crate::consensus::{Member, MemberId};
+use super::health::{HealthWatch, name_and_url};
+use crate::consensus::{Member, MemberId, PeerUrl};
 
 /// The shortest pause between two comparisons.
 const COMPARE_PERIOD: Duration = Duration::from_secs(30);
@@ -72,7 +72,8 @@ impl LastComparison {
 /// A voter that answers.
 struct AnsweringVoter {
     id: MemberId,
-    client: api::Client,
+    name: String,
+    url: PeerUrl,
     /// Its release.
     version: String,
 }
@@ -163,14 +164,14 @@ impl HealthWatch {
         if listed.len() == 1 {
             return Some(Comparison::Same);
         }
-        let asked = listed.iter().map(|(member, url)| self.ask_voter(member, url.as_deref()));
+        let asked = listed.iter().map(|(member, _)| self.ask_voter(member));
         let answering: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
         let own = answering.iter().find(|voter| voter.id == this)?;
         let others = answering.iter().filter(|voter| voter.id != this && voter.version == own.version);
         let next = next_voter(this, others.map(|voter| voter.id))?;
         let revision = self.present_revision().await?;
         let hash_of = async |voters: Vec<&AnsweringVoter>| {
-            let hashes = join_all(voters.into_iter().map(|voter| hash_data(voter, revision))).await;
+            let hashes = join_all(voters.into_iter().map(|voter| self.hash_data(voter, revision))).await;
             hashes.into_iter().flatten().collect::<Vec<_>>()
         };
         let pair = answering.iter().filter(|voter| [this, next].contains(&voter.id));
@@ -188,24 +189,23 @@ impl HealthWatch {
     }
 
     /// `None` if the voter does not answer.
-    async fn ask_voter(&self, member: &Member, url: Option<&str>) -> Option<AnsweringVoter> {
-        let client = self.client_of(member, url).await?;
+    async fn ask_voter(&self, member: &Member) -> Option<AnsweringVoter> {
+        let (name, url) = name_and_url(member)?;
         // A member that is down must not hold up the start of this one.
-        let status = timeout(STATUS_TIMEOUT, client.maintenance_client().status()).await.ok()?.ok()?;
-        Some(AnsweringVoter { id: member.id, client, version: status.version().to_owned() })
+        let version = timeout(STATUS_TIMEOUT, self.peers.read_version(&name, &url)).await.ok()?.ok()?;
+        Some(AnsweringVoter { id: member.id, name, url, version })
     }
-}
 
-/// `None` if the voter does not answer, or has not applied the revision yet, or has deleted it.
-async fn hash_data(voter: &AnsweringVoter, revision: i64) -> Option<DataHash> {
-    let mut maintenance = voter.client.maintenance_client();
-    let hash = timeout(HASH_TIMEOUT, maintenance.hash_kv(revision)).await.ok()?.ok()?;
-    Some(DataHash {
-        member: voter.id,
-        version: voter.version.clone(),
-        compact_revision: hash.compact_version(),
-        hash: hash.hash(),
-    })
+    /// `None` if the voter does not answer, or has not applied the revision yet, or has deleted it.
+    async fn hash_data(&self, voter: &AnsweringVoter, revision: i64) -> Option<DataHash> {
+        let hash = self.peers.hash_data(&voter.name, &voter.url, revision, HASH_TIMEOUT).await.ok()?;
+        Some(DataHash {
+            member: voter.id,
+            version: voter.version.clone(),
+            compact_revision: hash.compact_revision,
+            hash: hash.hash,
+        })
+    }
 }
 
 #[cfg(test)]

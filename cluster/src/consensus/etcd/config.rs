@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::backup::Recipient;
-use crate::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT};
+use crate::consensus::DEFAULT_PEER_PORT;
 
 /// etcd's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,6 @@ pub struct EtcdConfig {
     pub binary: PathBuf,
     /// The port for other members, at the node's address. Default: [`DEFAULT_PEER_PORT`].
     pub peer_port: u16,
-    /// The port for clients, at the node's address. Default: [`DEFAULT_CLIENT_PORT`].
-    pub client_port: u16,
     /// Additional arguments, appended to the generated ones.
     pub extra_args: Vec<String>,
     /// Timeout from its start until it has connected to the other members, or since it has last received data of the
@@ -43,7 +41,6 @@ impl EtcdConfig {
         EtcdConfig {
             binary: binary.into(),
             peer_port: DEFAULT_PEER_PORT,
-            client_port: DEFAULT_CLIENT_PORT,
             extra_args: Vec::new(),
             ready_within: Duration::from_secs(60),
             start_record: None,

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_supervisor::process::{Process, ProcessHandle};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::fault::{EtcdFault, FaultLog};
+use super::local_member::CLIENT_SOCKET;
 
 /// After the process was ready once: the number of consecutive exits before readiness that count as broken. A
 /// process that is killed while it restarts is not broken.
@@ -67,6 +70,8 @@ impl ExitRecord {
 #[derive(Debug)]
 pub(super) struct EtcdChild {
     process: Process,
+    /// The directory with its socket.
+    client_dir: LayoutDir,
     faults: FaultLog,
     exits: watch::Sender<ExitRecord>,
 }
@@ -80,11 +85,11 @@ pub(super) struct ExitWatch {
 }
 
 impl EtcdChild {
-    pub(super) fn new(process: Process) -> (EtcdChild, ExitWatch) {
+    pub(super) fn new(process: Process, client_dir: LayoutDir) -> (EtcdChild, ExitWatch) {
         let (record, exits) = watch::channel(ExitRecord::default());
         let (faults, handle) = (FaultLog::default(), ProcessHandle::default());
         let process = process.copy_output(faults.clone()).handle(&handle);
-        let child = EtcdChild { process, faults: faults.clone(), exits: record };
+        let child = EtcdChild { process, client_dir, faults: faults.clone(), exits: record };
         (child, ExitWatch { exits, faults, process: handle })
     }
 }
@@ -132,8 +137,10 @@ impl ExitWatch {
 impl Runnable for EtcdChild {
     fn run(&self, ctx: Context) -> RunFuture {
         let (running, record) = (self.process.run(ctx.clone()), self.exits.clone());
-        let faults = self.faults.clone();
+        let (faults, client_dir) = (self.faults.clone(), self.client_dir.clone());
         Box::pin(async move {
+            // Before 3.5, etcd does not start if one that was killed has left its socket.
+            spawn_blocking(move || client_dir.open()?.remove_file(CLIENT_SOCKET)).await??;
             let ready = async {
                 if ctx.wait_ready(ctx.dn()).await.is_ok() {
                     record.send_modify(ExitRecord::record_ready);

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey, RevocationList};
-use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
+use nodekeel_localstorage::tree::{EtcdDir, LayoutDir, LayoutFile, PkiDir};
 
 use zeroize::Zeroizing;
 
 use super::backend::{DB_PATH, stored_value};
-use super::join_claim::{JoinClaim, JoinQuestion};
+use super::join_claim::JoinClaim;
 use super::version::{self, EtcdVersion};
 use crate::consensus::{ConsensusError, MemberName, Peer, StartMode, StartOptions};
 use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SEALED_KEY_PATH, SubjectNames, Voter};
@@ -19,8 +19,10 @@ nodekeel_localstorage::layout! {
     pub(super) struct PkiDirs {
         /// The CA of a new cluster, until its etcd stores it.
         pub(super) pending_ca: PkiDir = "new_authority", 0o700;
-        /// The credentials of this node's own client.
-        pub(super) client: PkiDir = "client_pki", 0o700;
+        /// The directory in which etcd runs, with its socket for this node's clients.
+        pub(super) client_dir: LayoutDir = "client", 0o700;
+        /// The credentials of this node's client, of a release whose etcd served clients on the network.
+        pub(super) former_client: PkiDir = "client_pki", 0o700;
         /// The credentials with which etcd runs alone while a cluster is restored.
         pub(super) restore_pki: PkiDir = "restore_pki", 0o700;
         /// The key by which this voter opens the private key of the CA: an identity of age.
@@ -59,42 +61,31 @@ pub(super) struct PreparedFiles {
     pub(super) initial_cluster: InitialCluster,
     /// The member's credentials. Their certificate may be for a previous address.
     pub(super) credentials: Credentials,
-    /// The credentials of this node's own client, once they exist. They name no host, so etcd accepts them
-    /// from any address: a client whose certificate names hosts would have to connect from one of them.
-    pub(super) client_credentials: Option<Credentials>,
+    /// The directory with the socket for this node's clients.
+    pub(super) client_dir: LayoutDir,
     /// The CA that is not saved yet.
     pub(super) pending_ca: Option<PendingCa>,
     /// True if etcd resumes from its log: the member has started before, and may have acknowledged writes.
     pub(super) has_log: bool,
-    /// The question to the cluster before the member starts, if any.
-    pub(super) join_question: Option<JoinQuestion>,
+    /// The claim by which the member asks its cluster before it starts, if it has to ask.
+    pub(super) join_claim: Option<JoinClaim>,
 }
 
 impl PreparedFiles {
-    fn new(initial_cluster: InitialCluster, credentials: Credentials) -> PreparedFiles {
+    fn new(dirs: &PkiDirs, initial_cluster: InitialCluster, credentials: Credentials) -> PreparedFiles {
         PreparedFiles {
             initial_cluster,
             credentials,
-            client_credentials: None,
+            client_dir: dirs.client_dir.clone(),
             pending_ca: None,
             has_log: false,
-            join_question: None,
+            join_claim: None,
         }
     }
 
     /// Returns whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
-    }
-
-    /// Returns whether the CA has to sign a certificate before the member takes part at this address.
-    pub(super) fn needs_certificate(&self, address: IpAddr) -> bool {
-        self.client_credentials.is_none() || !self.is_certified_at(address)
-    }
-
-    /// The credentials with which this node's own client connects: its own, or the member's until it has them.
-    pub(super) fn own_client(&self) -> &Credentials {
-        self.client_credentials.as_ref().unwrap_or(&self.credentials)
     }
 
     /// The addresses that the member's certificate names.
@@ -123,9 +114,11 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
             return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
         }
         // A CA that is still, or again, on the disk may be saved or not: saving it finds out.
-        StartMode::Restart => resume_member(files, existing, new, InitialCluster::FromData)?,
+        StartMode::Restart => resume_member(files, &dirs, existing, new, InitialCluster::FromData)?,
         // Restored: from now on its data is as that of any other member.
-        StartMode::RestoredCluster { .. } => resume_member(files, existing, new, InitialCluster::FromData)?,
+        StartMode::RestoredCluster { .. } => {
+            resume_member(files, &dirs, existing, new, InitialCluster::FromData)?
+        }
         StartMode::NewCluster => prepare_new_cluster(files, &dirs, start, existing, new, has_data)?,
         StartMode::ExistingCluster { peers, credentials, revoked } => {
             let credentials = store_join_credentials(files, start, existing, credentials)?;
@@ -133,11 +126,10 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
             if files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
                 files.store_revocation_list(revoked).map_err(ConsensusError::Credentials)?;
             }
-            PreparedFiles::new(InitialCluster::Existing { peers: peers.clone() }, credentials)
+            PreparedFiles::new(&dirs, InitialCluster::Existing { peers: peers.clone() }, credentials)
         }
     };
     // 3. Check everything before etcd starts with it.
-    let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
     // Without the file etcd rejects every connection; without the option it would accept revoked certificates.
     if !has_revocation_list(files)? {
         return Err(ConsensusError::RevocationListMissing {
@@ -146,15 +138,16 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
             data: files.data.path().to_owned(),
         });
     }
-    let prepared = PreparedFiles { client_credentials: client, has_log, ..prepared };
-    // With client credentials it can have its key certified again.
-    if prepared.client_credentials.is_none() {
+    let prepared = PreparedFiles { has_log, ..prepared };
+    // Once it takes part, it has its key certified for another address.
+    if !has_log {
         check_address(files, start, &prepared.credentials)?;
     }
     check_member_certificate(files, start, &prepared.credentials)?;
     finish_credentials_change(&files.peer_pki, &prepared.credentials)?;
-    let join_question = decide_join_question(&dirs, &prepared, has_log)?;
-    Ok(PreparedFiles { join_question, ..prepared })
+    forget_former_client(&dirs)?;
+    let join_claim = decide_join_claim(&dirs, &prepared, &start.name)?;
+    Ok(PreparedFiles { join_claim, ..prepared })
 }
 
 fn has_revocation_list(files: &EtcdDir) -> Result<bool, ConsensusError> {
@@ -194,24 +187,42 @@ pub(super) fn opens_ca_key(files: &EtcdDir, name: &MemberName) -> Result<bool, C
     Ok(opened.is_some())
 }
 
-/// The question of a member that joins, before it starts: see [`join_claim`](super::join_claim).
-fn decide_join_question(
+/// The claim of a member that joins, before it starts: see [`join_claim`](super::join_claim).
+fn decide_join_claim(
     dirs: &PkiDirs,
     prepared: &PreparedFiles,
-    has_log: bool,
-) -> Result<Option<JoinQuestion>, ConsensusError> {
+    name: &MemberName,
+) -> Result<Option<JoinClaim>, ConsensusError> {
     // Only a member that was started to join asks: any other has created its cluster, or has been in it.
     if !matches!(prepared.initial_cluster, InitialCluster::Existing { .. }) {
         return Ok(None);
     }
     // etcd would start with an empty log: that is allowed once in a member's life.
-    if !has_log {
-        return JoinClaim::load_or_create(&dirs.join_claim).map(|claim| Some(JoinQuestion::MayStart(claim)));
+    if !prepared.has_log {
+        return JoinClaim::load_or_create(&dirs.join_claim).map(Some);
     }
-    // A member has its client's credentials once it has served: no other host can have started it since.
-    let is_admitted = prepared.client_credentials.is_some()
-        || dirs.join_claim.exists().map_err(ConsensusError::backend("look for the join claim"))?;
-    Ok((!is_admitted).then(|| JoinQuestion::MayResume(dirs.join_claim.path().to_owned())))
+    match dirs.join_claim.exists().map_err(ConsensusError::backend("look for the join claim"))? {
+        true => Ok(None),
+        false => {
+            let (name, claim) = (name.clone(), dirs.join_claim.path().to_owned());
+            Err(ConsensusError::Unclaimed { name, claim })
+        }
+    }
+}
+
+/// Removes the credentials of this node's client, which an earlier release has stored. A member has served when it has
+/// them, so that no other host can have started it since: that is from now on recorded as a claim.
+fn forget_former_client(dirs: &PkiDirs) -> Result<(), ConsensusError> {
+    let client = &dirs.former_client;
+    if client.credential_presence().map_err(ConsensusError::Credentials)?.is_absent() {
+        return Ok(());
+    }
+    JoinClaim::load_or_create(&dirs.join_claim)?;
+    // The certificate last: with it, a removal that was interrupted is completed by the next start.
+    let removed = [&client.key, &client.ca, &client.certificate]
+        .into_iter()
+        .try_for_each(|file| file.remove().map(drop));
+    removed.map_err(ConsensusError::backend("remove the former credentials of this node's client"))
 }
 
 /// Completes an interrupted change of the credentials: their handles already return the right content, but
@@ -322,11 +333,6 @@ pub(super) fn ensure_voter(files: &EtcdDir, name: &MemberName) -> Result<Voter, 
     Ok(voter)
 }
 
-/// Stores the credentials of this node's own client.
-pub(super) fn store_client_credentials(files: &EtcdDir, client: &Credentials) -> Result<(), ConsensusError> {
-    pki_dirs(files)?.client.store_credentials(client).map_err(ConsensusError::Credentials)
-}
-
 /// Replaces the member's credentials, which etcd reads for each new connection.
 pub(super) fn store_member_credentials(
     files: &EtcdDir,
@@ -360,21 +366,6 @@ fn load_pending_ca(dirs: &PkiDirs) -> Result<Option<PendingCa>, ConsensusError> 
     new.map_err(ConsensusError::Ca)
 }
 
-/// Loads the client's credentials, which must be of the member's own CA.
-fn load_client_credentials(
-    files: &EtcdDir,
-    dirs: &PkiDirs,
-    member: &Credentials,
-) -> Result<Option<Credentials>, ConsensusError> {
-    let Some(client) = dirs.client.load_credentials().map_err(ConsensusError::Credentials)? else {
-        return Ok(None);
-    };
-    if client.ca != member.ca {
-        return Err(ConsensusError::ForeignCredentials { directory: dirs.client.path().to_owned() });
-    }
-    check_revoked(files, &dirs.client, &client).map(|()| Some(client))
-}
-
 fn prepare_new_cluster(
     files: &EtcdDir,
     dirs: &PkiDirs,
@@ -387,7 +378,7 @@ fn prepare_new_cluster(
     if existing.is_some() && new.is_none() {
         // It has created its cluster, or has joined another and not started yet: then it has no data.
         return if has_data {
-            resume_member(files, existing, None, InitialCluster::FromData)
+            resume_member(files, dirs, existing, None, InitialCluster::FromData)
         } else {
             Err(ConsensusError::ForeignCredentials { directory: files.peer_pki.path().to_owned() })
         };
@@ -415,11 +406,11 @@ fn prepare_new_cluster(
         let issued = new.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
         files.peer_pki.store_credentials(&issued).map_err(ConsensusError::Credentials)?;
         let token = cluster_token(&issued);
-        let prepared = PreparedFiles::new(InitialCluster::New { token }, issued);
+        let prepared = PreparedFiles::new(dirs, InitialCluster::New { token }, issued);
         return Ok(PreparedFiles { pending_ca: Some(new), ..prepared });
     }
     // The credentials of an earlier run stay, and etcd starts anew with them: its data is discarded.
-    resume_member(files, existing, Some(new), InitialCluster::FromData).map(|prepared| {
+    resume_member(files, dirs, existing, Some(new), InitialCluster::FromData).map(|prepared| {
         let token = cluster_token(&prepared.credentials);
         PreparedFiles { initial_cluster: InitialCluster::New { token }, ..prepared }
     })
@@ -433,6 +424,7 @@ fn cluster_token(credentials: &Credentials) -> String {
 /// Resumes with the stored credentials.
 fn resume_member(
     files: &EtcdDir,
+    dirs: &PkiDirs,
     existing: Option<Credentials>,
     new: Option<PendingCa>,
     initial: InitialCluster,
@@ -444,7 +436,7 @@ fn resume_member(
         Ok(new)
     });
     let pending_ca = new.transpose().map_err(ConsensusError::Ca)?;
-    Ok(PreparedFiles { pending_ca, ..PreparedFiles::new(initial, credentials) })
+    Ok(PreparedFiles { pending_ca, ..PreparedFiles::new(dirs, initial, credentials) })
 }
 
 /// Stores the given credentials, unless others are present.

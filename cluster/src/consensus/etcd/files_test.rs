@@ -29,10 +29,19 @@ impl TestDisk {
         self
     }
 
-    /// As a member does that serves for the first time.
+    /// As if etcd had a log.
+    fn with_log(self) -> TestDisk {
+        let disk = self.with_data();
+        disk.placement.create_dir(Path::new("etcd/data/member/wal"), FileMode::PRIVATE_DIR).unwrap();
+        disk.placement.write(Path::new("etcd/data/member/wal/0.wal"), b"", FileMode::PRIVATE_FILE).unwrap();
+        disk
+    }
+
+    /// As an earlier release did when the member served for the first time.
     fn store_client(&self, ca: &mut PendingCa) {
         let client = ca.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap();
-        store_client_credentials(&self.data.etcd, &client).unwrap();
+        let dirs = self.data.etcd.add_layout::<PkiDirs>().unwrap();
+        dirs.former_client.store_credentials(&client).unwrap();
     }
 
     fn prepare(&self, start: &StartOptions) -> Result<PreparedFiles, ConsensusError> {
@@ -142,13 +151,9 @@ fn a_saved_ca_is_removed_from_the_disk_despite_kills() {
 #[test]
 fn a_truncated_member_file_is_an_error_that_names_it_and_changes_nothing() {
     let disk = TestDisk::new();
-    let mut new = disk.prepare(&bootstrap_options()).unwrap().pending_ca.unwrap();
-    disk.store_client(&mut new);
+    disk.prepare(&bootstrap_options()).unwrap();
     let disk = disk.with_data();
     for file in [
-        "etcd/client_pki/ca.pem",
-        "etcd/client_pki/cert.pem",
-        "etcd/client_pki/cert-key.pem",
         "etcd/peer_pki/ca.pem",
         "etcd/peer_pki/cert.pem",
         "etcd/peer_pki/cert-key.pem",
@@ -217,33 +222,48 @@ fn a_joining_member_killed_at_any_write_resumes() {
 fn a_host_keeps_its_claim_and_asks_nothing_once_etcd_has_a_log() {
     let (start, mut ca) = join_options();
     let disk = TestDisk::new();
-    let dirs = || disk.data.etcd.add_layout::<PkiDirs>().unwrap();
-    let claim = |prepared: &PreparedFiles| match &prepared.join_question {
-        Some(JoinQuestion::MayStart(claim)) => claim.clone(),
-        other => panic!("{other:?}"),
-    };
-    let prepared = disk.prepare(&start).unwrap();
-    assert_eq!(claim(&prepared), claim(&disk.prepare(&start).unwrap()), "a restart claims anew");
-    assert_ne!(
-        claim(&prepared),
-        claim(&TestDisk::new().prepare(&start).unwrap()),
-        "another host claims the same"
-    );
+    let claim = |disk: &TestDisk| disk.prepare(&start).unwrap().join_claim.expect("a claim");
+    let first = claim(&disk);
+    assert_eq!(first, claim(&disk), "a restart claims anew");
+    assert_ne!(first, claim(&TestDisk::new()), "another host claims the same");
     // A log follows a recorded claim.
-    assert!(decide_join_question(&dirs(), &prepared, true).unwrap().is_none());
+    let disk = disk.with_log();
+    assert!(disk.prepare(&start).unwrap().join_claim.is_none());
 
-    // An earlier release makes no claims: its member asks until it has served.
-    dirs().join_claim.remove().unwrap();
-    let asked = decide_join_question(&dirs(), &prepared, true).unwrap();
-    assert!(matches!(asked, Some(JoinQuestion::MayResume(_))), "{asked:?}");
-    assert!(!dirs().join_claim.exists().unwrap(), "a claim was made beside a log");
-    let client = ca.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap();
-    let served = PreparedFiles { client_credentials: Some(client), ..prepared };
-    assert!(decide_join_question(&dirs(), &served, true).unwrap().is_none());
+    // The first release made no claims: an operator vouches for its member until it has served.
+    let dirs = disk.data.etcd.add_layout::<PkiDirs>().unwrap();
+    dirs.join_claim.remove().unwrap();
+    let error = disk.prepare(&start).unwrap_err();
+    assert!(matches!(error, ConsensusError::Unclaimed { .. }), "{error:?}");
+    assert!(!dirs.join_claim.exists().unwrap(), "a claim was made beside a log");
+    // It has served, and its client needs no credentials any more.
+    disk.store_client(&mut ca);
+    assert!(disk.prepare(&start).unwrap().join_claim.is_none());
+    assert!(dirs.former_client.credential_presence().unwrap().is_absent());
+    assert!(disk.prepare(&start).unwrap().join_claim.is_none(), "it asks after all");
 
     // A complete member asks nothing, whatever is left of its files.
-    let disk = disk.with_data();
-    assert!(disk.prepare(&restart_options()).unwrap().join_question.is_none());
+    assert!(disk.prepare(&restart_options()).unwrap().join_claim.is_none());
+}
+
+#[test]
+fn the_former_credentials_of_a_client_are_removed_whatever_fails() {
+    for fault in [InjectedFault::CrashBefore, InjectedFault::CrashAfter, InjectedFault::NoSpace] {
+        for nth in 1.. {
+            let (disk, mut new) = started_member();
+            disk.store_client(&mut new);
+            disk.placement.fail_nth(nth, fault);
+            let first = disk.prepare(&restart_options());
+            disk.placement.clear_fault();
+            disk.prepare(&restart_options()).unwrap();
+            let dirs = disk.data.etcd.add_layout::<PkiDirs>().unwrap();
+            assert!(dirs.former_client.credential_presence().unwrap().is_absent());
+            assert!(dirs.join_claim.exists().unwrap());
+            if first.is_ok() {
+                break;
+            }
+        }
+    }
 }
 
 #[test]
@@ -305,26 +325,16 @@ fn restart_elsewhere() -> StartOptions {
 }
 
 #[test]
-fn a_member_changes_its_address_once_its_client_has_a_certificate() {
-    let (disk, mut new) = started_member();
+fn a_member_changes_its_address_once_etcd_has_a_log() {
+    let (disk, _) = started_member();
     let error = disk.prepare(&restart_elsewhere()).unwrap_err();
-    assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "without a client: {error:?}");
-    disk.store_client(&mut new);
-    let prepared = disk.prepare(&restart_elsewhere()).unwrap();
-    assert!(prepared.client_credentials.is_some() && !prepared.is_certified_at([192, 0, 2, 9].into()));
+    assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "without a log: {error:?}");
+    let disk = disk.with_log();
+    assert!(!disk.prepare(&restart_elsewhere()).unwrap().is_certified_at([192, 0, 2, 9].into()));
     let mut renamed = restart_elsewhere();
     renamed.name = "two".parse().unwrap();
     let error = disk.prepare(&renamed).unwrap_err();
     assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "the name was changed: {error:?}");
-}
-
-#[test]
-fn a_client_certificate_of_another_ca_is_rejected() {
-    let (disk, _) = started_member();
-    let mut other = PendingCa::generate().unwrap();
-    disk.store_client(&mut other);
-    let error = disk.prepare(&restart_elsewhere()).unwrap_err();
-    assert!(matches!(error, ConsensusError::ForeignCredentials { .. }), "{error:?}");
 }
 
 #[test]
@@ -349,7 +359,7 @@ fn a_replaced_certificate_is_the_old_or_the_new_one_after_any_failure() {
     ] {
         for nth in 1.. {
             let (disk, mut new) = started_member();
-            disk.store_client(&mut new);
+            let disk = disk.with_log();
             let address = [192, 0, 2, 9].into();
             let issued = new.issue_credentials(&CertificateSpec::for_member(member_name(), address)).unwrap();
             disk.placement.fail_nth(nth, fault);

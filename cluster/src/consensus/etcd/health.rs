@@ -12,13 +12,12 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use etcd_client as api;
-use futures_util::future::{join, join_all};
-use nodekeel_localstorage::pki::Credentials;
+use futures_util::future::join_all;
 use nodekeel_supervisor::process::{Liveness, Readiness};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -28,14 +27,15 @@ use super::compare::{Comparison, LastComparison};
 use super::convert::STATUS_TIMEOUT;
 use super::etcd_child::ExitWatch;
 use super::fault::EtcdFault;
+use super::files::PreparedFiles;
 use super::local_member::LocalMember;
 use super::members::list_entry;
-use super::peer_client::PeerClient;
+use super::peer_client::{PeerClient, PeerConnection};
 use super::start_number::StartNumber;
 use super::transfer::ReceivedData;
 use crate::consensus::{
     ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
-    MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
+    MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, StoreFacts, VoterReach,
 };
 
 /// The time in which a member that makes progress commits an entry.
@@ -81,7 +81,8 @@ struct EtcdStatus {
     is_learner: bool,
     /// The member that has raised it, and its kind.
     alarms: Vec<(MemberId, String)>,
-    facts: MemberFacts,
+    version: String,
+    store: StoreFacts,
 }
 
 impl EtcdStatus {
@@ -91,8 +92,8 @@ impl EtcdStatus {
             has_leader: status.leader() != 0,
             is_learner: status.is_learner(),
             alarms: status.errors().iter().filter_map(|text| parse_alarm(text)).collect(),
-            facts: MemberFacts {
-                version: status.version().to_owned(),
+            version: status.version().to_owned(),
+            store: StoreFacts {
                 applied_index: status.raft_applied_index(),
                 store_bytes: bytes(status.db_size()),
                 used_bytes: bytes(status.raft_used_db_size()),
@@ -100,6 +101,12 @@ impl EtcdStatus {
                 quota_bytes: Some(bytes(status.db_size_quota())).filter(|size| *size > 0).or(Some(quota)),
             },
         }
+    }
+}
+
+impl EtcdStatus {
+    fn into_facts(self) -> MemberFacts {
+        MemberFacts { version: self.version, store: Some(self.store) }
     }
 }
 
@@ -122,14 +129,14 @@ impl Progress {
 /// What is remembered of the other members from one question to the next.
 #[derive(Default)]
 struct KnownMembers {
-    /// Clients of those that answered last time.
-    clients: BTreeMap<MemberId, api::Client>,
+    /// Connections to those that answered last time.
+    connections: BTreeMap<MemberId, PeerConnection>,
     silent: BTreeMap<MemberId, SystemTime>,
 }
 
 /// Watches one run of a member.
 pub(super) struct HealthWatch {
-    peers: PeerClient,
+    pub(super) peers: PeerClient,
     pub(super) client: api::Client,
     /// This member, as the others reach it.
     this: Peer,
@@ -144,8 +151,8 @@ pub(super) struct HealthWatch {
     left_over: ReceivedData,
     /// The most that this run has received, in bytes.
     received: Arc<AtomicU64>,
-    /// The size of the cluster's data, once a member has told it.
-    total: OnceLock<u64>,
+    /// The size of the cluster's data when it admitted this member.
+    total: Option<u64>,
     report: watch::Sender<ClusterReport>,
     /// The result of the last comparison.
     pub(super) comparison: watch::Sender<Comparison>,
@@ -155,13 +162,13 @@ pub(super) struct HealthWatch {
 impl HealthWatch {
     pub(super) async fn new(
         member: LocalMember<'_>,
-        credentials: &Credentials,
+        prepared: &PreparedFiles,
         known_peers: Vec<Peer>,
+        total: Option<u64>,
     ) -> Result<HealthWatch, ConsensusError> {
-        let peers =
-            PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
-        let (name, socket) = (member.name, member.client_socket());
-        let client = client::connect(name, socket, credentials, WithoutLeader::IsAnswered).await?;
+        let peers = PeerClient::new(&prepared.credentials)
+            .map_err(ConsensusError::backend("use the member's credentials"))?;
+        let client = client::connect(&prepared.client_dir, WithoutLeader::IsAnswered).await?;
         let (data, pause) = (member.files.data.path().to_owned(), member.config.progress_period / 2);
         let (this, report) = (member.peer(), watch::Sender::default());
         let quota = quota_bytes(&member.config.extra_args);
@@ -176,7 +183,7 @@ impl HealthWatch {
             quota,
             left_over,
             received: Arc::default(),
-            total: OnceLock::new(),
+            total,
             report,
             comparison: watch::Sender::default(),
             last_comparison: watch::Sender::new(LastComparison::at_start()),
@@ -249,7 +256,7 @@ impl HealthWatch {
 
     /// The condition of a member that has just begun to serve: the alarms of its store.
     pub(super) async fn first_condition(&self) -> Option<MemberCondition> {
-        let status = self.read_status(&self.client).await;
+        let status = self.read_status().await;
         let voters = self.list_known_members().await.into_iter().map(|(member, _)| (member, true)).collect();
         let is_undecided = self.is_undecided();
         assess(&HealthCheck { status, voters, is_undecided, ..HealthCheck::default() }, true, &self.data)
@@ -284,28 +291,9 @@ impl HealthWatch {
         if received == 0 {
             return None;
         }
-        // How much of its log a leader sends is not known.
-        if self.total.get().is_none()
-            && most.is_database()
-            && let Some(total) = self.ask_total().await
-        {
-            // Only this task sets it.
-            let _ = self.total.set(total);
-        }
-        // Entries that came after the database may make it more.
-        let total = self.total.get().copied().filter(|total| received <= *total);
+        // How much of its log a leader sends is not known. Entries that came after the database may make it more.
+        let total = self.total.filter(|total| most.is_database() && received <= *total);
         Some(DataTransfer { received, total })
-    }
-
-    /// Asks the members of the ticket for the size of their data.
-    async fn ask_total(&self) -> Option<u64> {
-        let asked = self.known_peers.iter().map(async |peer| {
-            let listed = self.peers.list_entries(peer.name.as_str(), &peer.url).await.ok()?;
-            let entry = listed.iter().find(|entry| entry.is_named(peer.name.as_str()))?;
-            let client = self.peers.grpc_client(peer.name.as_str(), entry.client_urls.first()?).await.ok()?;
-            Some(self.read_status(&client).await?.facts.store_bytes)
-        });
-        join_all(asked).await.into_iter().flatten().max()
     }
 
     fn is_undecided(&self) -> bool {
@@ -314,12 +302,12 @@ impl HealthWatch {
 
     async fn check(&self, progress: &mut Progress, may_propose: bool, exits: &ExitWatch) -> HealthCheck {
         let waited_before = exits.waits_in_kernel();
-        let status = self.read_status(&self.client).await;
+        let status = self.read_status().await;
         let (voters, is_stuck) = match &status {
             Some(status) if status.has_leader => {
                 // A learner can't propose.
                 if may_propose && !status.is_learner {
-                    let is_due = progress.is_due(status.facts.applied_index);
+                    let is_due = progress.is_due(status.store.applied_index);
                     progress.is_stuck = is_due && !self.commits_entry().await;
                 }
                 let report = self.report.borrow();
@@ -337,8 +325,8 @@ impl HealthWatch {
         HealthCheck { status, voters, is_stuck, waits_in_kernel, exit, fault, is_undecided, transfer: None }
     }
 
-    async fn read_status(&self, client: &api::Client) -> Option<EtcdStatus> {
-        let status = timeout(STATUS_TIMEOUT, ask_status(client)).await.ok()?.ok()?;
+    async fn read_status(&self) -> Option<EtcdStatus> {
+        let status = timeout(STATUS_TIMEOUT, ask_status(&self.client)).await.ok()?.ok()?;
         Some(EtcdStatus::from_response(&status, self.quota))
     }
 
@@ -359,32 +347,32 @@ impl HealthWatch {
     /// Asks all members at the same time.
     async fn ask_members(&self, known: &mut KnownMembers) -> ClusterReport {
         let listed = self.list_known_members().await;
-        let clients = &known.clients;
-        let asked = join_all(listed.into_iter().map(async |(member, client_url)| {
-            let is_this = self.is_this(&member);
-            let client = match clients.get(&member.id) {
-                Some(client) => Some(client.clone()),
-                None => self.client_of(&member, client_url.as_deref()).await,
-            };
-            let status = match &client {
-                Some(client) => self.read_status(client).await,
-                None => None,
-            };
-            // Its client port may be closed to this node, or not open yet. A member that has never started is not silent.
-            let answers = is_this
-                || status.is_some()
-                || member.name.is_none()
-                || join(self.is_answering(&member), self.tell_start(&member, client_url)).await.0;
-            (member, status.map(|status| status.facts), answers, client)
+        let asked = join_all(listed.into_iter().map(|(member, start)| {
+            // A connection on which there was no answer is made anew: it may be to a host that is gone.
+            let mut connection = known.connections.remove(&member.id);
+            async move {
+                let facts = match self.is_this(&member) {
+                    true => self.read_status().await.map(EtcdStatus::into_facts),
+                    false => self
+                        .read_version(&member, &mut connection)
+                        .await
+                        .map(|version| MemberFacts { version, store: None }),
+                };
+                // A member that has never started is not silent.
+                let answers = self.is_this(&member) || facts.is_some() || member.name.is_none();
+                if !answers {
+                    self.tell_start(&member, start).await;
+                }
+                (member, facts, answers, connection)
+            }
         }))
         .await;
-        // A client that did not answer is made anew: its connection may be to a host that is gone.
-        known.clients.clear();
+        known.connections.clear();
         let mut silent = BTreeMap::new();
         let mut reports = Vec::new();
-        for (member, facts, answers, client) in asked {
-            if let (Some(client), Some(_)) = (client, &facts) {
-                known.clients.insert(member.id, client);
+        for (member, facts, answers, connection) in asked {
+            if let (Some(connection), Some(_)) = (connection, &facts) {
+                known.connections.insert(member.id, connection);
             }
             reports.push(if answers {
                 let differs = matches!(&*self.comparison.borrow(), Comparison::OthersDiffer(ids) if ids.contains(&member.id));
@@ -400,20 +388,20 @@ impl HealthWatch {
         ClusterReport { uncompared_since, ..ClusterReport::new(reports) }
     }
 
-    /// The members that this one knows, with their URLs for clients. It may be behind.
-    pub(super) async fn list_known_members(&self) -> Vec<(Member, Option<String>)> {
+    /// The members that this one knows, with their starts. It may be behind.
+    pub(super) async fn list_known_members(&self) -> Vec<(Member, StartNumber)> {
         let mut client = self.client.cluster_client();
         let Ok(Ok(listed)) = timeout(STATUS_TIMEOUT, client.member_list()).await else { return Vec::new() };
         let mut members: Vec<_> = listed
             .members()
             .iter()
-            .map(|member| (list_entry(member), member.client_urls().first().cloned()))
+            .map(|member| (list_entry(member), StartNumber::from_urls(member.client_urls())))
             .collect();
         members.sort_by_key(|(member, _)| member.id);
         members
     }
 
-    /// The voters that this member knows, or its ticket, while its client port may not answer.
+    /// The voters that this member knows, or its ticket, while it may not answer its own client.
     async fn list_voters(&self) -> Vec<Member> {
         // The peer port answers from the start on, also without a majority.
         let Ok(members) = self.peers.list_members(self.this.name.as_str(), &self.this.url).await else {
@@ -437,32 +425,40 @@ impl HealthWatch {
         member.name.as_deref() == Some(self.this.name.as_str())
     }
 
-    /// A client of a member, which connects with its first call; `None` if the member has not started.
-    pub(super) async fn client_of(&self, member: &Member, url: Option<&str>) -> Option<api::Client> {
-        if self.is_this(member) {
-            return Some(self.client.clone());
+    /// The release of a member, over this connection or a new one; `None` if it does not answer.
+    async fn read_version(&self, member: &Member, kept: &mut Option<PeerConnection>) -> Option<String> {
+        if let Some(connection) = kept
+            && let Ok(version) = connection.read_version().await
+        {
+            return Some(version);
         }
-        self.peers.grpc_client(member.name.as_deref()?, url?).await.ok()
+        let (name, url) = name_and_url(member)?;
+        let mut connection = timeout(STATUS_TIMEOUT, self.peers.connect(&name, &url)).await.ok()?.ok()?;
+        let version = connection.read_version().await.ok()?;
+        *kept = Some(connection);
+        Some(version)
     }
 
     /// Tells a voter its start that this member knows: it may wait for that, and know no present address of any other.
-    async fn tell_start(&self, member: &Member, client_url: Option<String>) {
-        let url = member.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
-        if let (Some(name), Some(url)) = (&member.name, url) {
-            let start = StartNumber::from_urls(client_url.as_slice());
+    async fn tell_start(&self, member: &Member, start: StartNumber) {
+        if let Some((name, url)) = name_and_url(member) {
             // Its answer says nothing of its etcd.
-            let _ = self.peers.list_entries_telling(name, &url, start).await;
+            let _ = self.peers.list_entries_telling(&name, &url, start).await;
         }
     }
 
     /// Returns whether the member answers at its peer port.
     async fn is_answering(&self, member: &Member) -> bool {
-        let url = member.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
-        match (&member.name, url) {
-            (Some(name), Some(url)) => self.peers.is_answering(name, &url).await,
-            _ => false,
+        match name_and_url(member) {
+            Some((name, url)) => self.peers.is_answering(&name, &url).await,
+            None => false,
         }
     }
+}
+
+/// By what the others reach a member that has started.
+pub(super) fn name_and_url(member: &Member) -> Option<(String, PeerUrl)> {
+    Some((member.name.clone()?, member.peer_urls.first()?.parse().ok()?))
 }
 
 /// A member's status. It is asked again at once where the connection was lost, which says nothing of the member: a new one

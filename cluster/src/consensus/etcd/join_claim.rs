@@ -2,60 +2,19 @@
 //!
 //! Everything that makes a joining member is in its ticket, so two hosts with one ticket are the same member to
 //! etcd, which would count the vote of the one for the log of the other. So a host writes a random claim to its
-//! disk, and records it in the cluster, where the first claim to a member stays. Only then does its etcd start.
+//! disk, and the cluster records it, where the first claim to a member stays. Only then does its etcd start.
 //!
 //! A claim on the disk next to etcd's log is therefore a recorded one: such a member restarts without asking,
 //! and restarts also while its cluster waits for its vote.
-//!
-//! An earlier release makes no claim. A member that it has started asks whether another host has claimed it, once;
-//! any member knows that in which it has a vote already, since only a learner is claimed. And a host that claims a
-//! member asks afterwards whether it is still a learner that has not started.
 
-use std::path::PathBuf;
-
-use etcd_client as api;
 use nodekeel_localstorage::tree::LayoutFile;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tokio::time::timeout;
 
-use super::convert::CALL_TIMEOUT;
-use crate::BoxError;
 use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{ConsensusError, JoinRefusal, MemberId, MemberName};
 
 /// Key prefix of recorded claims, by the member's id. They stay: no other member ever has that id.
 const CLAIMS: &str = "/etcd-joins/";
-
-/// A member's question to its cluster before it starts.
-#[derive(Debug)]
-pub(super) enum JoinQuestion {
-    /// May it start for the first time, with this claim?
-    MayStart(JoinClaim),
-    /// Has no other host claimed it? An earlier release, which made no claims, has started it here. If an operator
-    /// creates this file, the claim, the member starts without asking.
-    MayResume(PathBuf),
-}
-
-impl JoinQuestion {
-    /// This host's claim, if it has made one.
-    pub(super) fn claim(&self) -> Option<&JoinClaim> {
-        match self {
-            Self::MayStart(claim) => Some(claim),
-            Self::MayResume(_) => None,
-        }
-    }
-
-    /// The operator's remedy while no majority answers, as the end of a sentence.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::MayStart(_) => String::new(),
-            Self::MayResume(claim) => format!(
-                "; if the majority needs this member, and no other host has used its ticket, start it: touch {}",
-                claim.display()
-            ),
-        }
-    }
-}
 
 /// 32 hexadecimal digits, generated at random by the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,8 +34,7 @@ impl JoinClaim {
             .map_err(ConsensusError::backend("generate the join claim"))?;
         let claim = JoinClaim(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
         // On the disk before it is recorded: a host that forgets a recorded claim is refused.
-        file.write(format!("{}\n", claim.0).as_bytes())
-            .map_err(ConsensusError::backend("write the join claim"))?;
+        file.write(&claim.to_line()).map_err(ConsensusError::backend("write the join claim"))?;
         Ok(claim)
     }
 
@@ -86,48 +44,48 @@ impl JoinClaim {
         is_whole.then(|| JoinClaim(digits.to_owned()))
     }
 
+    /// The line that is its file, and the answer to a voter.
+    pub(super) fn to_line(&self) -> Vec<u8> {
+        format!("{}\n", self.0).into_bytes()
+    }
+
     fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }
 
-/// The claim to a member that the cluster has recorded. Records this host's claim, if it has one, unless there is
-/// another.
+/// The claim to a member that the cluster has recorded.
+pub(super) async fn read_claim(kv: &dyn KvStore, id: MemberId) -> Result<Option<Vec<u8>>, KvError> {
+    Ok(kv.get(&claim_key(id)).await?.map(|kv| kv.value))
+}
+
+/// Records a host's claim to a member, unless there is one. Returns the recorded one.
 pub(super) async fn record_claim(
     kv: &dyn KvStore,
     id: MemberId,
-    claim: Option<&JoinClaim>,
-) -> Result<Option<Vec<u8>>, KvError> {
+    claim: &JoinClaim,
+) -> Result<Vec<u8>, KvError> {
     let key = claim_key(id);
-    let Some(claim) = claim else { return Ok(kv.get(&key).await?.map(|kv| kv.value)) };
     let keep_first = Txn::new()
         .when(Compare::key_absent(key.clone()))
         .then(TxnOp::put(key.clone(), claim.as_bytes()))
         .or_else(TxnOp::get(key));
     // A repeated call, after a lost answer, finds this host's own claim.
     let first = kv.txn(keep_first).await?.into_first();
-    Ok(Some(first.map_or_else(|| claim.as_bytes().to_vec(), |kv| kv.value)))
-}
-
-/// The claim to a member that the member of this client knows of, which needs no majority to answer.
-pub(super) async fn read_claim_at(client: &api::Client, id: MemberId) -> Result<Option<Vec<u8>>, BoxError> {
-    let mut keys = client.kv_client();
-    let options = api::GetOptions::new().with_serializable();
-    let read = timeout(CALL_TIMEOUT, keys.get(claim_key(id), Some(options))).await??;
-    Ok(read.kvs().first().map(|kv| kv.value().to_vec()))
+    Ok(first.map_or_else(|| claim.as_bytes().to_vec(), |kv| kv.value))
 }
 
 /// Refuses a host whose claim is not the recorded one.
 pub(super) fn check_claim(
-    recorded: Option<&[u8]>,
-    claim: Option<&JoinClaim>,
+    recorded: &[u8],
+    claim: &JoinClaim,
     id: MemberId,
     name: &MemberName,
 ) -> Result<(), JoinRefusal> {
-    match recorded {
-        None => Ok(()),
-        Some(recorded) if claim.is_some_and(|claim| claim.as_bytes() == recorded) => Ok(()),
-        Some(_) => Err(JoinRefusal::TicketUsed { id, name: name.to_string() }),
+    if claim.as_bytes() == recorded {
+        Ok(())
+    } else {
+        Err(JoinRefusal::TicketUsed { id, name: name.to_string() })
     }
 }
 
@@ -148,14 +106,10 @@ mod tests {
     #[test]
     fn the_first_claim_to_a_member_stays_and_another_hosts_is_refused_by_name() {
         let (first, second, name) = (claim('1'), claim('2'), "three".parse().unwrap());
-        let check = |recorded: Option<&JoinClaim>, claim| {
-            check_claim(recorded.map(JoinClaim::as_bytes), claim, ID, &name)
-        };
-        assert_eq!(check(Some(&first), Some(&first)), Ok(()));
-        assert_eq!(check(None, None), Ok(()), "an earlier release started it, and nobody else claims it");
+        let check = |recorded: &JoinClaim, claim| check_claim(recorded.as_bytes(), claim, ID, &name);
+        assert_eq!(check(&first, &first), Ok(()));
         let refusal = JoinRefusal::TicketUsed { id: ID, name: "three".into() };
-        assert_eq!(check(Some(&first), Some(&second)), Err(refusal.clone()));
-        assert_eq!(check(Some(&first), None), Err(refusal));
+        assert_eq!(check(&first, &second), Err(refusal));
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! This node's member: its addresses, and the command line of its etcd.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::net::IpAddr;
 
-use nodekeel_localstorage::tree::{EtcdDir, PkiDir};
+use nodekeel_localstorage::tree::{EtcdDir, LayoutDir, PkiDir};
 use nodekeel_supervisor::process::Process;
 
 use super::config::EtcdConfig;
@@ -16,6 +15,11 @@ use crate::consensus::{MemberName, Peer, PeerUrl};
 /// needs no certificate for its address.
 const SKIP_SAN_VARIABLES: [&str; 2] =
     ["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"];
+
+/// The socket for clients, in the directory in which etcd runs. Before 3.5, etcd takes the URL of a socket with a host and a
+/// port alone, which name a file in that directory.
+pub(super) const CLIENT_SOCKET: &str = "etcd:0";
+const CLIENT_URL: &str = "unix://etcd:0";
 
 /// This node's member, as one run of it starts.
 #[derive(Clone, Copy, Debug)]
@@ -37,54 +41,58 @@ impl LocalMember<'_> {
         Peer::new(self.name.clone(), self.peer_url())
     }
 
-    /// The socket at which it serves its clients.
-    pub(super) fn client_socket(&self) -> SocketAddr {
-        SocketAddr::new(self.address, self.config.client_port)
-    }
-
     /// etcd as a member.
     ///
     /// The number of this start is in the URL for clients, which etcd publishes in the list of members at each start.
     pub(super) fn member_process(
         &self,
+        client: &LayoutDir,
         initial: &InitialCluster,
         version: Option<EtcdVersion>,
         start: StartNumber,
     ) -> Process {
-        let list = self.files.peer_crl.path();
-        self.process(&self.files.peer_pki, initial, version)
-            .args(["--advertise-client-urls", &start.mark_url(&self.client_url())])
-            .arg("--client-crl-file")
-            .arg(list)
+        self.process(&self.files.peer_pki, client, initial, version)
+            .args(["--advertise-client-urls", &start.mark_url(CLIENT_URL)])
             .arg("--peer-crl-file")
-            .arg(list)
+            .arg(self.files.peer_crl.path())
             .args(&self.config.extra_args)
     }
 
     /// etcd with its data and these credentials, which talks to the holders of certificates by their CA alone, and checks no
     /// list of revoked ones.
-    pub(super) fn isolated_process(&self, pki: &PkiDir, version: Option<EtcdVersion>) -> Process {
-        let process = self.process(pki, &InitialCluster::FromData, version);
-        process.args(["--advertise-client-urls", &self.client_url()]).args(&self.config.extra_args)
+    pub(super) fn isolated_process(
+        &self,
+        pki: &PkiDir,
+        client: &LayoutDir,
+        version: Option<EtcdVersion>,
+    ) -> Process {
+        let process = self.process(pki, client, &InitialCluster::FromData, version);
+        process.args(["--advertise-client-urls", CLIENT_URL]).args(&self.config.extra_args)
     }
 
-    fn client_url(&self) -> String {
-        format!("https://{}", self.client_socket())
-    }
-
-    fn process(&self, pki: &PkiDir, initial: &InitialCluster, version: Option<EtcdVersion>) -> Process {
+    fn process(
+        &self,
+        pki: &PkiDir,
+        client: &LayoutDir,
+        initial: &InitialCluster,
+        version: Option<EtcdVersion>,
+    ) -> Process {
         let LocalMember { config, files, name, .. } = self;
-        let (peer, client) = (self.peer_url(), self.client_url());
-        let trusted = pki.ca.path();
+        let peer = self.peer_url();
         Process::new(&config.binary)
             .args(["--name", name.as_str()])
             .arg("--data-dir")
             .arg(files.data.path())
-            .args(["--listen-client-urls", &client])
+            // Its directory admits this node's user alone, so that it needs neither TLS nor credentials.
+            .current_dir(client.path())
+            .args(["--listen-client-urls", CLIENT_URL])
             .args(["--listen-peer-urls", peer.as_str(), "--initial-advertise-peer-urls", peer.as_str()])
-            .args(tls_args("--", pki.certificate.path(), pki.key.path(), trusted))
-            .arg("--client-cert-auth")
-            .args(tls_args("--peer-", pki.certificate.path(), pki.key.path(), trusted))
+            .arg("--peer-cert-file")
+            .arg(pki.certificate.path())
+            .arg("--peer-key-file")
+            .arg(pki.key.path())
+            .arg("--peer-trusted-ca-file")
+            .arg(pki.ca.path())
             .arg("--peer-client-cert-auth")
             // An hour of history is kept: watches can resume, and the disk does not fill up.
             .args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"])
@@ -103,11 +111,6 @@ impl LocalMember<'_> {
             .args(initial_cluster_args(name, &peer, initial))
             .grace_period(config.grace)
     }
-}
-
-fn tls_args(prefix: &str, certificate: &Path, key: &Path, ca: &Path) -> [std::ffi::OsString; 6] {
-    let flag = |name: &str| format!("{prefix}{name}-file").into();
-    [flag("cert"), certificate.into(), flag("key"), key.into(), flag("trusted-ca"), ca.into()]
 }
 
 /// The initial cluster. etcd evaluates it until it has data.

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 
 use super::convert::{CALL_TIMEOUT, membership_error};
 use super::kv::EtcdKv;
-use super::peer_client::PeerClient;
 use crate::consensus::{MemberId, MembershipError, SnapshotStream, StoreAlarm, StoreMaintenance};
 
 /// The timeout of a defragmentation: a database of many gigabytes on a slow disk.
@@ -19,16 +18,15 @@ const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// The timeout of each piece of a snapshot: etcd reads 32 KiB for it.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maintenance by one member's client, and of other members by theirs.
+/// Maintenance by the client of this node's member.
 #[derive(Clone)]
 pub(super) struct EtcdMaintenance {
     kv: EtcdKv,
-    peers: PeerClient,
 }
 
 impl EtcdMaintenance {
-    pub(super) fn new(kv: EtcdKv, peers: PeerClient) -> EtcdMaintenance {
-        EtcdMaintenance { kv, peers }
+    pub(super) fn new(kv: EtcdKv) -> EtcdMaintenance {
+        EtcdMaintenance { kv }
     }
 
     /// Makes a call within a time, until the store is stopped.
@@ -70,15 +68,12 @@ impl StoreMaintenance for EtcdMaintenance {
 
     async fn defragment(&self, member: MemberId) -> Result<(), MembershipError> {
         const OPERATION: &str = "defragment a member";
-        let mut cluster = self.kv.client.cluster_client();
-        let listed = self.call(OPERATION, CALL_TIMEOUT, cluster.member_list()).await?;
-        let found = listed.members().iter().find(|listed| listed.id() == member.0);
-        let found = found.ok_or(MembershipError::MemberNotFound { id: member })?;
-        let url = found.client_urls().first().map_or("", String::as_str);
-        let client = self.peers.grpc_client(found.name(), url).await;
-        let client =
-            client.map_err(|source| MembershipError::Unavailable { operation: OPERATION, source })?;
-        let mut maintenance = client.maintenance_client();
+        let mut maintenance = self.kv.client.maintenance_client();
+        let status = self.call(OPERATION, CALL_TIMEOUT, maintenance.status()).await?;
+        if status.header().map(api::ResponseHeader::member_id) != Some(member.0) {
+            let source = "it is another node's".into();
+            return Err(MembershipError::Rejected { operation: OPERATION, source });
+        }
         self.call(OPERATION, DEFRAGMENT_TIMEOUT, maintenance.defragment()).await.map(drop)
     }
 

@@ -1,22 +1,19 @@
 //! The list of members, from etcd.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client as api;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
-use super::convert::{self, CALL_TIMEOUT, STATUS_TIMEOUT, membership_error};
+use super::convert::{self, CALL_TIMEOUT, membership_error};
+use super::health::name_and_url;
 use super::kv::EtcdKv;
 use super::peer_client::PeerClient;
 use crate::consensus::kv::{KeyRange, KvError, KvStore as _};
-use crate::consensus::{
-    ClusterAccess, ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl,
-};
+use crate::consensus::{ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl};
 
 /// Key prefix of learners that have announced their start, by id. A key is deleted with the promotion.
 pub(super) const LEARNERS: &str = "/etcd-learners/";
@@ -95,6 +92,15 @@ impl EtcdMembers {
         Ok(this == leader)
     }
 
+    /// The size of the cluster's data, as this node's member has it.
+    pub(super) async fn store_bytes(&self) -> Result<u64, MembershipError> {
+        const OPERATION: &str = "read the size of the store";
+        let mut client = self.kv.client.maintenance_client();
+        let status = self.call(OPERATION, client.status()).await?;
+        let status = status.map_err(|error| membership_error(OPERATION, error))?;
+        Ok(u64::try_from(status.db_size()).unwrap_or_default())
+    }
+
     /// The ids of this node's member and of the leader, as far as it knows.
     async fn this_and_leader(&self) -> Result<(MemberId, MemberId), MembershipError> {
         const OPERATION: &str = "read the member's status";
@@ -105,28 +111,17 @@ impl EtcdMembers {
         Ok((MemberId(this), MemberId(status.leader())))
     }
 
-    /// The voter that answers and has applied the most, with a client of it. This member is none.
-    async fn find_successor(&self, this: MemberId) -> Result<(Member, api::Client), MembershipError> {
-        const OPERATION: &str = "reach another voting member";
-        let Some(peer_client) = &self.peer_client else { return Err(MembershipError::QuorumLoss) };
-        let mut client = self.kv.client.cluster_client();
-        let listed = self.call(OPERATION, client.member_list()).await?;
-        let listed = listed.map_err(|error| membership_error(OPERATION, error))?;
-        let others = listed.members().iter().filter(|member| !member.is_learner() && member.id() != this.0);
-        let asked = others.map(async |member| {
-            let url = member.client_urls().first()?;
-            let client = peer_client.grpc_client(member.name(), url).await.ok()?;
-            let mut maintenance = client.maintenance_client();
-            let status = timeout(STATUS_TIMEOUT, maintenance.status()).await.ok()?.ok()?;
-            Some((status.raft_applied_index(), list_entry(member), client))
+    /// The voters but this member, and those of them that answer.
+    async fn other_voters(&self, this: MemberId) -> Result<(usize, Vec<Member>), MembershipError> {
+        let mut others = self.list_members().await?;
+        others.retain(|member| !member.is_learner && member.id != this);
+        let Some(client) = &self.peer_client else { return Ok((others.len(), others)) };
+        let asked = others.iter().map(async |member| {
+            let (name, url) = name_and_url(member)?;
+            client.is_answering(&name, &url).await.then(|| member.clone())
         });
-        let asked: Vec<_> = join_all(asked).await;
-        if asked.is_empty() {
-            return Err(MembershipError::QuorumLoss);
-        }
-        let best = asked.into_iter().flatten().max_by_key(|(applied, ..)| *applied);
-        let none = || MembershipError::Unavailable { operation: OPERATION, source: "none answers".into() };
-        best.map(|(_, member, client)| (member, client)).ok_or_else(none)
+        let answering = join_all(asked).await.into_iter().flatten().collect();
+        Ok((others.len(), answering))
     }
 
     /// Makes a change of members, again and again while etcd finds the cluster unhealthy.
@@ -243,28 +238,35 @@ impl ClusterMembers for EtcdMembers {
         }
     }
 
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+    async fn prepare_leave(&self) -> Result<(), MembershipError> {
         const OPERATION: &str = "move the leadership to another member";
-        // Its own list, and that of the others, has all that was agreed on.
-        self.catch_up().await?;
         let (this, leader) = self.this_and_leader().await?;
-        let (successor, client) = self.find_successor(this).await?;
-        if this == leader {
-            let mut maintenance = self.kv.client.maintenance_client();
-            let moved = self.call(OPERATION, maintenance.move_leader(successor.id.0)).await?;
-            moved.map_err(|error| MembershipError::Unavailable {
-                operation: OPERATION,
-                source: error.into(),
-            })?;
+        let (others, answering) = self.other_voters(this).await?;
+        if others == 0 {
+            return Err(MembershipError::QuorumLoss);
         }
-        // Of its own: this member's handles end with its run.
-        let kv = EtcdKv::new(client, CancellationToken::new());
-        let members = EtcdMembers { kv: kv.clone(), peer_client: self.peer_client.clone() };
-        Ok(ClusterAccess::new(successor, Arc::new(kv), Arc::new(members)))
+        if answering.len() <= others / 2 {
+            let condition = self.describe_unhealthy().await;
+            return Err(MembershipError::UnhealthyCluster { operation: OPERATION, condition });
+        }
+        if this != leader {
+            return Ok(());
+        }
+        let mut maintenance = self.kv.client.maintenance_client();
+        let mut last = None;
+        for successor in answering {
+            // etcd waits until it has what this member has, and gives up if that takes too long.
+            match self.call(OPERATION, maintenance.move_leader(successor.id.0)).await? {
+                Ok(_) => return Ok(()),
+                Err(error) => last = Some(error),
+            }
+        }
+        let source = last.map_or_else(|| "none answers".into(), Into::into);
+        Err(MembershipError::Unavailable { operation: OPERATION, source })
     }
 }
 
-/// The key by which the member that a learner asks announces its start.
+/// The key by which the start of a learner is announced.
 pub(super) fn announcement_key(id: MemberId) -> Vec<u8> {
     format!("{LEARNERS}{id}").into_bytes()
 }

@@ -1,9 +1,11 @@
-//! Consensus by a supervised etcd: clients and members over mutual TLS.
+//! Consensus by a supervised etcd: members over mutual TLS, and this node's clients at a socket in a private directory.
 //!
 //! ```text
 //!  root.consensus ─┬─ etcd      the process, in a private directory
 //!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
 //!                  ├─ ca-key    keeps the private key of the CA sealed to the voters
+//!                  ├─ departures  revokes the certificates of nodes that have left
+//!                  ├─ joins     admits nodes that join, where this member leads
 //!                  └─ promoter  promotes learners, where this member leads
 //! ```
 //!
@@ -16,18 +18,17 @@
 //!    yet;
 //! 4. the CA is saved into etcd, once, and removed from the disk. From now on the data is never touched.
 //!
-//! A member that joins is certified by itself, as any other: once it votes, it waits until another voter has sealed the CA's private key
-//! to it.
+//! A member that joins can sign as any other: once it votes, it waits until another voter has sealed the CA's private key to it.
 //!
 //! A member that has a log asks the others, before etcd starts, whether its disk is an older copy: see `starts.rs`.
 //!
 //! A member that restarts at another address starts etcd there with its old certificate, has its key
-//! certified for the new address, and then updates its peer URL in the list. Its own client has a certificate
-//! that names no host, which was issued when the member first ran; it reaches the other members before they
+//! certified for the new address, and then updates its peer URL in the list. It reaches the other members before they
 //! can reach it, which is enough for them to agree with it. Two members that change their addresses at once
 //! cannot discover each other: readdress one at a time.
 
 mod address_change;
+mod admission;
 mod backend;
 mod client;
 mod compare;
@@ -39,11 +40,13 @@ mod files;
 mod health;
 mod join_check;
 mod join_claim;
+mod join_verdict;
 mod kv;
 mod local_member;
 mod maintenance;
 mod members;
 mod peer_client;
+mod peer_server;
 mod promote;
 mod recovery;
 mod restore;
@@ -58,7 +61,7 @@ mod witness;
 use std::sync::Arc;
 
 use nodekeel_localstorage::pki::{Certificate, Credentials};
-use nodekeel_localstorage::tree::EtcdDir;
+use nodekeel_localstorage::tree::{EtcdDir, LayoutDir};
 use nodekeel_supervisor::process::Process;
 use nodekeel_supervisor::{Context, Failure};
 use thiserror::Error;
@@ -92,7 +95,9 @@ use super::{
     ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
     StartMode, StartOptions, StatusReporter, StatusWatch, StoreMaintenance,
 };
-use crate::pki::{CA_CERT_PATH, CaError, CaSealing, ClusterCa, PendingCa, Voter, sync_revocation_list};
+use crate::pki::{
+    CA_CERT_PATH, CaError, CaSealing, ClusterCa, PendingCa, Voter, revoke_departed, sync_revocation_list,
+};
 
 nodekeel_localstorage::layout! {
     /// On a data volume: the directory of a member.
@@ -180,11 +185,11 @@ impl MemberRun<'_> {
         // asks its cluster.
         address_change::check_moved(&prepared, self.member).await?;
         // Without a majority this wait has no end, so that a stop must be able to interrupt it.
-        tokio::select! {
+        let total = tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
-        }
+        };
         let is_alone = self.recovery.resume().await?;
         // A voter whose disk is an older copy must not start. This wait, too, has no end without a majority.
         let counting = MemberStart { member: self.member, prepared: &prepared, is_alone };
@@ -199,10 +204,11 @@ impl MemberRun<'_> {
             InitialCluster::New { .. } | InitialCluster::FromData => Vec::new(),
         };
         // Before etcd is ready: without a majority it never is.
-        let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
-        let process = self.member.member_process(&prepared.initial_cluster, version, start);
+        let health = HealthWatch::new(self.member, &prepared, known_peers, total).await?;
+        let process =
+            self.member.member_process(&prepared.client_dir, &prepared.initial_cluster, version, start);
         let process = process.ready_when(health.readiness(self.member.config.ready_within));
-        let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
+        let mut exits = self.run_etcd(process.liveness(health.liveness()), &prepared.client_dir)?;
         let watched = exits.clone();
         // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
@@ -257,8 +263,8 @@ impl MemberRun<'_> {
     }
 
     /// Runs etcd as a child of the member.
-    fn run_etcd(&self, process: Process) -> Result<ExitWatch, Failure> {
-        let (child, exits) = EtcdChild::new(process);
+    fn run_etcd(&self, process: Process, client_dir: &LayoutDir) -> Result<ExitWatch, Failure> {
+        let (child, exits) = EtcdChild::new(process, client_dir.clone());
         self.ctx.run_child("etcd", child)?;
         Ok(exits)
     }
@@ -267,19 +273,20 @@ impl MemberRun<'_> {
         ConsensusError::Process { failure, log: format!("{}.etcd", self.ctx.dn()) }
     }
 
-    /// Asks the cluster whether a member that joins may start, and updates its list of the others.
-    async fn wait_admitted(&self, prepared: &mut PreparedFiles) -> Result<(), ConsensusError> {
-        // Only a member that joins asks, and only until it has been admitted.
-        let (InitialCluster::Existing { peers }, Some(question)) =
-            (&mut prepared.initial_cluster, &prepared.join_question)
+    /// Waits until the cluster admits a member that joins, and updates its list of the others. Returns the size of the cluster's
+    /// data, if it was told.
+    async fn wait_admitted(&self, prepared: &mut PreparedFiles) -> Result<Option<u64>, ConsensusError> {
+        // Only a member that joins has to be admitted, and only once.
+        let (InitialCluster::Existing { peers }, Some(claim)) =
+            (&mut prepared.initial_cluster, &prepared.join_claim)
         else {
-            return Ok(());
+            return Ok(None);
         };
-        let (this, address, credentials) = (self.member.peer(), self.member.address, &prepared.credentials);
-        let check = JoinCheck { question, this, address, credentials, peers };
-        *peers = check.wait_admitted(self.reporter).await?;
+        let check = JoinCheck { member: self.member, claim, credentials: &prepared.credentials, peers };
+        let (members, total) = check.wait_admitted(self.reporter).await?;
+        *peers = members;
         self.reporter.report_starting_again();
-        Ok(())
+        Ok(Some(total))
     }
 
     /// Serves with a running etcd, until it is canceled.
@@ -289,11 +296,9 @@ impl MemberRun<'_> {
         voter: Arc<Voter>,
         health: &HealthWatch,
     ) -> Result<(), Failure> {
-        let LocalMember { name, .. } = self.member;
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
-        let (socket, credentials) = (self.member.client_socket(), prepared.own_client());
         // Requests without a leader fail, instead of waiting for one: the caller retries.
-        let client = client::connect(name, socket, credentials, WithoutLeader::Fails).await?;
+        let client = client::connect(&prepared.client_dir, WithoutLeader::Fails).await?;
         let kv = EtcdKv::new(client, self.reporter.stop_token());
         // A learner is ready for etcd, but serves no linearizable reads until it is promoted.
         wait_serving(&kv).await?;
@@ -303,20 +308,26 @@ impl MemberRun<'_> {
         // Before anything else is written: a cluster whose CA is not saved is discarded at the next start.
         let pending_ca = prepared.pending_ca.take();
         let mut cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials, &voter).await?;
-        let maintenance = Arc::new(EtcdMaintenance::new(kv.clone(), peer_client.clone()));
-        let members = EtcdMembers::new(kv).with_peer_client(peer_client);
+        let maintenance = Arc::new(EtcdMaintenance::new(kv.clone()));
+        let members = EtcdMembers::new(kv).with_peer_client(peer_client.clone());
         let sealing = CaSealing::new(Arc::clone(&root), Arc::new(members.clone()), Arc::clone(&voter));
         sealing.publish_key(&prepared.credentials).await.map_err(ConsensusError::Ca)?;
-        if !cluster_ca.can_sign() && prepared.needs_certificate(self.member.address) {
+        let joins = matches!(prepared.initial_cluster, InitialCluster::Existing { .. });
+        if !cluster_ca.can_sign() && (joins || !prepared.is_certified_at(self.member.address)) {
             self.reporter.hold(Some("waits until another voter seals the private key of the CA to it"));
             cluster_ca = sealing.wait_sealed().await.map_err(ConsensusError::Ca)?;
             self.reporter.hold(None);
         }
         // The others check the certificate when they connect, so it must precede the list that leads them
         // here.
-        address_change::ensure_certificates(&cluster_ca, self.member, prepared).await?;
+        address_change::ensure_certificate(&cluster_ca, self.member, prepared).await?;
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
-        self.run_children(&root, &members, cluster_ca.ca_certificate().clone())?;
+        self.run_children(&root, &members, peer_client, cluster_ca.ca_certificate(), health)?;
+        let (left_in, remaining, signer) = (Arc::clone(&root), members.clone(), Arc::clone(&voter));
+        self.ctx.run_child("departures", move |ctx| {
+            let members = Arc::new(remaining.clone());
+            revoke_departed(ctx, Arc::clone(&left_in), members, Some(Arc::clone(&signer)))
+        })?;
         let (keeper, by) = (Arc::clone(&maintenance), this.id);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
@@ -385,11 +396,17 @@ impl MemberRun<'_> {
         &self,
         root: &Arc<dyn KvStore>,
         members: &EtcdMembers,
-        ca: Certificate,
+        peers: PeerClient,
+        ca: &Certificate,
+        health: &HealthWatch,
     ) -> Result<(), Failure> {
-        let (kept, files) = (Arc::clone(root), self.member.files.clone());
+        let (kept, files, issuer) = (Arc::clone(root), self.member.files.clone(), ca.clone());
         self.ctx.run_child("crl", move |ctx| {
-            sync_revocation_list(ctx, Arc::clone(&kept), ca.clone(), files.clone())
+            sync_revocation_list(ctx, Arc::clone(&kept), issuer.clone(), files.clone())
+        })?;
+        let (admitting, ca, report) = (members.clone(), ca.clone(), health.watch_report());
+        self.ctx.run_child("joins", move |ctx| {
+            admission::admit_joiners(ctx, admitting.clone(), peers.clone(), ca.clone(), report.clone())
         })?;
         let (root, members) = (Arc::clone(root), members.clone());
         self.ctx.run_child("promoter", move |ctx| {

@@ -1,13 +1,11 @@
-//! The answers of a member at its peer port, which it serves from its start on: also while it waits for a majority,
-//! when its client port does not answer. And connections to its client port.
+//! The answers of a member at its peer port, which it serves from its start on, also while it waits for a majority: all that
+//! one member asks another.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client as api;
-use hyper_util::rt::TokioIo;
 use nodekeel_localstorage::pki::{Certificate, Credentials};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -19,17 +17,17 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
-use tonic::transport::{Channel, Endpoint};
 
 use super::start_number::StartNumber;
-use crate::BoxError;
 use crate::consensus::{Member, MemberId, PeerUrl};
+#[cfg(any(test, feature = "testing"))]
+use {
+    super::join_verdict::Verdict, super::peer_server::PeerQuestion, crate::consensus::Peer,
+    crate::pki::SubjectNames,
+};
 
 /// The timeout of a request: three round trips and an answer from memory.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
-
-/// The timeout of a connection attempt.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The header with the last start of the asked member that the asking one has seen: etcd ignores it, and a
 /// [`witness`](super::witness) reads it.
@@ -41,6 +39,29 @@ const MAX_ANSWER: usize = 1 << 20;
 /// A client of members' peer ports, with this member's credentials.
 #[derive(Clone)]
 pub(super) struct PeerClient(TlsConnector);
+
+/// A connection to a member, for short answers.
+pub(super) struct PeerConnection {
+    stream: TlsStream<TcpStream>,
+    name: String,
+}
+
+/// The hash of a member's data at a revision, as etcd answers for it.
+///
+/// *Source:* `HashKVResponse` in etcd's `rpc.proto`, in the JSON of Go.
+#[derive(Debug, Deserialize)]
+pub(super) struct DataHashAnswer {
+    #[serde(default)]
+    pub(super) hash: u32,
+    #[serde(default)]
+    pub(super) compact_revision: i64,
+}
+
+/// *Source:* `Versions` in etcd's `api/version/version.go`.
+#[derive(Deserialize)]
+struct Versions {
+    etcdserver: String,
+}
 
 /// A member in the answer to `GET /members`, and in etcd's database.
 ///
@@ -78,8 +99,45 @@ impl PeerClient {
 
     /// Returns whether the member of this name answers at its peer URL.
     pub(super) async fn is_answering(&self, name: &str, url: &PeerUrl) -> bool {
-        let answered = timeout(REQUEST_TIMEOUT, self.get(name, url, "/version", "")).await;
-        matches!(answered, Ok(Ok(_)))
+        self.read_version(name, url).await.is_ok()
+    }
+
+    /// The release of the member of this name.
+    ///
+    /// # Errors
+    /// It does not answer, or the answer has no version.
+    pub(super) async fn read_version(&self, name: &str, url: &PeerUrl) -> io::Result<String> {
+        let mut connection = timeout(REQUEST_TIMEOUT, self.connect(name, url)).await??;
+        connection.read_version().await
+    }
+
+    /// A connection to the member of this name.
+    ///
+    /// # Errors
+    /// It does not accept one, or is another.
+    pub(super) async fn connect(&self, name: &str, url: &PeerUrl) -> io::Result<PeerConnection> {
+        let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        let stream = self.0.connect(server, connect(url).await?).await?;
+        Ok(PeerConnection { stream, name: name.to_owned() })
+    }
+
+    /// The hash of the member's data at a revision.
+    ///
+    /// # Errors
+    /// It does not answer in time, or has not applied the revision yet, or has deleted it.
+    pub(super) async fn hash_data(
+        &self,
+        name: &str,
+        url: &PeerUrl,
+        revision: i64,
+        within: Duration,
+    ) -> io::Result<DataHashAnswer> {
+        let body = format!("{{\"revision\":{revision}}}");
+        let asked = async {
+            let connection = self.connect(name, url).await?;
+            connection.ask("GET /members/hashkv", "", body.as_bytes()).await
+        };
+        Ok(serde_json::from_slice(&timeout(within, asked).await??)?)
     }
 
     /// The members that the member of this name knows: its own copy of the list, which may be old.
@@ -90,13 +148,12 @@ impl PeerClient {
         Ok(self.list_entries(name, url).await?.iter().map(ListedMember::to_member).collect())
     }
 
-    /// The same, with the members' URLs for clients.
+    /// The same, with the starts of the members.
     ///
     /// # Errors
     /// Those of [`list_members`](Self::list_members).
     pub(super) async fn list_entries(&self, name: &str, url: &PeerUrl) -> io::Result<Vec<ListedMember>> {
-        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members", "")).await??;
-        Ok(serde_json::from_slice(&answer)?)
+        Ok(serde_json::from_slice(&self.ask(name, url, "GET /members", "", b"").await?)?)
     }
 
     /// The same, and tells the member the last start of it that this one has seen.
@@ -110,56 +167,44 @@ impl PeerClient {
         seen: StartNumber,
     ) -> io::Result<Vec<ListedMember>> {
         let header = format!("{SEEN_HEADER}: {}\r\n", seen.0);
-        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members", &header)).await??;
-        Ok(serde_json::from_slice(&answer)?)
+        Ok(serde_json::from_slice(&self.ask(name, url, "GET /members", &header, b"").await?)?)
     }
 
-    /// A client of the client port of the member of this name, at a URL of the list of members, which connects with its
-    /// first call.
+    /// The body of the answer to one question.
     ///
     /// # Errors
-    /// The URL is invalid.
-    pub(super) async fn grpc_client(&self, name: &str, url: &str) -> Result<api::Client, BoxError> {
-        let url = StartNumber::unmarked_url(url).parse::<PeerUrl>()?;
-        let channel = api::Channel::Tonic(self.channel(name, url, |_| Ok(()))?);
-        Ok(api::Client::from_channel(channel, None).await?)
-    }
-
-    /// A channel to the client port of the member of this name, which connects with its first call.
-    ///
-    /// # Errors
-    /// The name or the URL is invalid.
-    pub(super) fn channel(
+    /// The member does not answer in time, or not with success.
+    pub(super) async fn ask(
         &self,
         name: &str,
-        url: PeerUrl,
-        set_up: fn(&TcpStream) -> io::Result<()>,
-    ) -> Result<Channel, BoxError> {
-        // The connector speaks TLS, and not tonic: one copy of the key in memory serves all connections, unlike with etcd-client's own options.
-        let mut tls = ClientConfig::clone(self.0.config());
-        tls.alpn_protocols = vec![b"h2".to_vec()];
-        let (tls, name) = (TlsConnector::from(Arc::new(tls)), ServerName::try_from(name.to_owned())?);
-        let endpoint = Endpoint::from_shared(url.as_str().replacen("https", "http", 1))?;
-        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
-        let connector = tower::service_fn(move |_| {
-            let (tls, name, url) = (tls.clone(), name.clone(), url.clone());
-            async move {
-                let tcp = connect(&url).await?;
-                set_up(&tcp)?;
-                Ok::<_, io::Error>(TokioIo::new(tls.connect(name, tcp).await?))
-            }
-        });
-        Ok(endpoint.connect_with_connector_lazy(connector))
+        url: &PeerUrl,
+        question: &str,
+        header: &str,
+        body: &[u8],
+    ) -> io::Result<Vec<u8>> {
+        let asked = async { self.connect(name, url).await?.ask(question, header, body).await };
+        timeout(REQUEST_TIMEOUT, asked).await?
+    }
+}
+
+impl PeerConnection {
+    /// The certificate of the member.
+    pub(super) fn certificate(&self) -> Option<Certificate> {
+        let chain = self.stream.get_ref().1.peer_certificates()?;
+        Certificate::from_der(chain.first()?).ok()
     }
 
     /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its
     /// head has.
-    async fn get(&self, name: &str, url: &PeerUrl, path: &str, header: &str) -> io::Result<Vec<u8>> {
-        let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-        let mut stream = self.0.connect(server, connect(url).await?).await?;
-        let question = format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n{header}\r\n");
+    ///
+    /// # Errors
+    /// The member does not answer with success.
+    pub(super) async fn ask(mut self, question: &str, header: &str, body: &[u8]) -> io::Result<Vec<u8>> {
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let head = format!("{question} HTTP/1.0\r\nHost: {}\r\n{header}{length}\r\n", self.name);
         let mut answer = Vec::new();
-        let read = read_answer(&mut stream, &question, &mut answer).await;
+        let read = self.read_answer(&[head.as_bytes(), body].concat(), &mut answer).await;
         // By the handshake, it is the member. It looks at the certificate of this one afterwards.
         if answer.is_empty() {
             let source = read.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
@@ -167,6 +212,33 @@ impl PeerClient {
         }
         read?;
         parse_answer(answer)
+    }
+
+    /// The release of the member. The connection stays.
+    ///
+    /// # Errors
+    /// It does not answer in time, or the answer has no version.
+    pub(super) async fn read_version(&mut self) -> io::Result<String> {
+        // The answer is so short that it has its length.
+        let question = format!("GET /version HTTP/1.1\r\nHost: {}\r\n\r\n", self.name);
+        let mut answer = Vec::new();
+        timeout(REQUEST_TIMEOUT, self.read_answer(question.as_bytes(), &mut answer)).await??;
+        Ok(serde_json::from_slice::<Versions>(&parse_answer(answer)?)?.etcdserver)
+    }
+
+    async fn read_answer(&mut self, question: &[u8], answer: &mut Vec<u8>) -> io::Result<()> {
+        self.stream.write_all(question).await?;
+        // etcd's server may take five seconds to close the connection: its timeout of a read.
+        while answer.len() < MAX_ANSWER && !is_complete(answer, None) {
+            match self.stream.read_buf(answer).await {
+                Ok(0) => break,
+                // Go's server may close the connection without closing TLS.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -179,25 +251,6 @@ struct Denial(io::Error);
 /// Returns whether the error is of a member that had identified itself.
 pub(super) fn is_denial(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|source| source.is::<Denial>())
-}
-
-async fn read_answer(
-    stream: &mut TlsStream<TcpStream>,
-    question: &str,
-    answer: &mut Vec<u8>,
-) -> io::Result<()> {
-    stream.write_all(question.as_bytes()).await?;
-    // etcd's server may take five seconds to close the connection: its timeout of a read.
-    while answer.len() < MAX_ANSWER && !is_complete(answer) {
-        match stream.read_buf(answer).await {
-            Ok(0) => break,
-            // Go's server may close the connection without closing TLS.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
-            Err(error) => return Err(error),
-            Ok(_) => {}
-        }
-    }
-    Ok(())
 }
 
 impl ListedMember {
@@ -260,37 +313,44 @@ fn parse_certificate(pem: &str) -> io::Result<CertificateDer<'static>> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(io::Error::other)
 }
 
-/// Returns whether an answer has the length in its head.
-fn is_complete(answer: &[u8]) -> bool {
-    let Some((head, body)) = split_answer(answer) else { return false };
+/// Returns whether a message has the length in its head, or this one if the head has none.
+pub(super) fn is_complete(message: &[u8], without: Option<usize>) -> bool {
+    let Some((head, body)) = split_message(message) else { return false };
     let head = String::from_utf8_lossy(head).to_ascii_lowercase();
     // Names of header fields are case-insensitive, hence the lower case. *Source:* RFC 9110, section 5.1.
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
-    length.is_some_and(|length: usize| body.len() >= length)
+    length.or(without).is_some_and(|length: usize| body.len() >= length)
 }
 
 /// The head and the body.
-fn split_answer(answer: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn split_message(message: &[u8]) -> Option<(&[u8], &[u8])> {
     const END_OF_HEAD: &[u8] = b"\r\n\r\n";
-    let end = answer.windows(END_OF_HEAD.len()).position(|bytes| bytes == END_OF_HEAD)?;
-    Some((&answer[..end], &answer[end + END_OF_HEAD.len()..]))
+    let end = message.windows(END_OF_HEAD.len()).position(|bytes| bytes == END_OF_HEAD)?;
+    Some((&message[..end], &message[end + END_OF_HEAD.len()..]))
 }
 
 /// The body of an HTTP answer whose status is 200.
 fn parse_answer(answer: Vec<u8>) -> io::Result<Vec<u8>> {
     let status = answer.split(|byte| *byte == b' ').nth(1);
-    match (split_answer(&answer), status) {
+    match (split_message(&answer), status) {
         // An error status has a body, too, which is not an answer.
         (Some((_, body)), Some(b"200")) if answer.starts_with(b"HTTP/1.") => Ok(body.to_vec()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer of etcd")),
     }
 }
 
-/// Arbitrary bytes as an answer, read in two parts.
+/// Arbitrary bytes as an answer, read in two parts, and as a question with a verdict.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn check_arbitrary_answer(bytes: &[u8]) {
     let (first, _) = bytes.split_at(bytes.len() / 2);
-    assert!(!is_complete(first) || is_complete(bytes), "a complete answer stays complete");
+    assert!(!is_complete(first, None) || is_complete(bytes, None), "a complete answer stays complete");
+    let question = PeerQuestion::parse(SubjectNames::default(), bytes);
+    if let Some(verdict) =
+        question.and_then(|question| serde_json::from_slice::<Verdict>(&question.body).ok())
+    {
+        let this = Peer::new("one".parse().expect("a name"), PeerUrl::new([192, 0, 2, 1].into(), 1));
+        let _ = verdict.into_answer(&this);
+    }
     let Ok(body) = parse_answer(bytes.to_vec()) else { return };
     assert!(bytes.ends_with(&body), "the body is the end of the answer");
     if let Ok(listed) = serde_json::from_slice::<Vec<ListedMember>>(&body) {
@@ -315,9 +375,9 @@ mod tests {
     fn an_answer_of_known_length_is_complete_without_the_end_of_the_connection() {
         let answer = b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n[1]";
         for end in 0..=answer.len() {
-            assert_eq!(is_complete(&answer[..end]), end == answer.len(), "{end}");
+            assert_eq!(is_complete(&answer[..end], None), end == answer.len(), "{end}");
         }
-        assert!(!is_complete(b"HTTP/1.0 200 OK\r\n\r\n[1]"));
+        assert!(!is_complete(b"HTTP/1.0 200 OK\r\n\r\n[1]", None));
     }
 
     #[test]

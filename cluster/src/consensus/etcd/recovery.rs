@@ -285,13 +285,9 @@ fn load_state(files: &EtcdDir) -> Result<RecoveryState, ConsensusError> {
     }
 }
 
-/// The credentials with which this node's own client connects.
+/// The credentials with which this member asks the others.
 fn load_credentials(files: &EtcdDir) -> Result<Credentials, ConsensusError> {
-    let client = files::pki_dirs(files)?.client.load_credentials().map_err(ConsensusError::Credentials)?;
-    let own = match client {
-        Some(client) => Some(client),
-        None => files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?,
-    };
+    let own = files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?;
     own.ok_or_else(|| ConsensusError::NoMember { data: files.data.path().to_owned() })
 }
 

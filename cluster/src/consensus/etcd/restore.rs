@@ -20,14 +20,14 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::RenameMode;
 use nodekeel_localstorage::pki::{Credentials, RevocationList};
-use nodekeel_localstorage::tree::EtcdDir;
+use nodekeel_localstorage::tree::{EtcdDir, LayoutDir};
 use nodekeel_supervisor::Failure;
 use tokio::task::spawn_blocking;
 
 use super::MemberRun;
 use super::backend::{clear_bucket, highest_version};
 use super::client::{self, WithoutLeader};
-use super::files;
+use super::files::{self, PkiDirs};
 use super::kv::EtcdKv;
 use super::members::LEARNERS;
 use super::version::{self, EtcdVersion};
@@ -44,7 +44,6 @@ const WORK_PREFIX: &str = "restoring-";
 /// The certificates of a member of the restored cluster.
 struct RestoredPki {
     member: Credentials,
-    client: Credentials,
     revoked: RevocationList,
 }
 
@@ -74,19 +73,17 @@ impl MemberRun<'_> {
         let mut moment = PendingCa::generate().map_err(ConsensusError::Ca)?;
         let spec = CertificateSpec::for_member(this.name.clone(), this.address);
         let server = moment.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
-        let spec = CertificateSpec::for_client(this.name.clone());
-        let client = moment.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
-        let pki = files::pki_dirs(this.files)?.restore_pki;
+        let PkiDirs { restore_pki: pki, client_dir, .. } = files::pki_dirs(this.files)?;
         let (stored, target) = (pki.clone(), server);
         let stored = spawn_blocking(move || stored.store_credentials(&target)).await;
         stored.map_err(ConsensusError::backend(failed))?.map_err(ConsensusError::Credentials)?;
         let voter = self.load_voter().await?;
-        let mut exits = self.run_etcd(this.isolated_process(&pki, version))?;
+        let mut exits = self.run_etcd(this.isolated_process(&pki, &client_dir, version), &client_dir)?;
         let restored = tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             broken = exits.wait_broken() => return Err(self.process_error(broken).into()),
-            restored = self.certify_restored(&client, &voter) => restored?,
+            restored = self.certify_restored(&client_dir, &voter) => restored?,
         };
         let files = this.files.clone();
         let stored = spawn_blocking(move || store_pki(&files, &restored)).await;
@@ -96,12 +93,11 @@ impl MemberRun<'_> {
 
     async fn certify_restored(
         &self,
-        client: &Credentials,
+        client_dir: &LayoutDir,
         voter: &Voter,
     ) -> Result<RestoredPki, ConsensusError> {
         let this = self.member;
-        let connected =
-            client::connect(this.name, this.client_socket(), client, WithoutLeader::Fails).await?;
+        let connected = client::connect(client_dir, WithoutLeader::Fails).await?;
         let kv = EtcdKv::new(connected, self.reporter.stop_token());
         wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv);
@@ -117,17 +113,14 @@ impl MemberRun<'_> {
         // A run that was killed may have issued others: their keys no longer exist.
         let spec = CertificateSpec::for_member(this.name.clone(), this.address);
         let member = cluster_ca.issue_credentials(&spec).await.map_err(ConsensusError::Ca)?;
-        let spec = CertificateSpec::for_client(this.name.clone());
-        let client = cluster_ca.issue_credentials(&spec).await.map_err(ConsensusError::Ca)?;
         let revoked = cluster_ca.revocation_list().await.map_err(ConsensusError::Ca)?;
-        Ok(RestoredPki { member, client, revoked })
+        Ok(RestoredPki { member, revoked })
     }
 }
 
 /// The member's credentials last: they are the record that the rest is there.
 fn store_pki(files: &EtcdDir, restored: &RestoredPki) -> Result<(), ConsensusError> {
     files.store_revocation_list(&restored.revoked).map_err(ConsensusError::Credentials)?;
-    files::store_client_credentials(files, &restored.client)?;
     files::remove_restore_pki(files)?;
     files::store_member_credentials(files, &restored.member)
 }

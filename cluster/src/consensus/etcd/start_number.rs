@@ -12,11 +12,6 @@ impl StartNumber {
         format!("{url}{START_PARAMETER}{}", self.0)
     }
 
-    /// The URL without the number.
-    pub(super) fn unmarked_url(url: &str) -> &str {
-        url.split_once(START_PARAMETER).map_or(url, |(url, _)| url)
-    }
-
     /// The number in the URLs of a listed member.
     pub(super) fn from_urls(urls: &[String]) -> StartNumber {
         let parse = |url: &String| url.split_once(START_PARAMETER)?.1.parse().ok();

@@ -5,7 +5,7 @@
 //! does not notice this, and neither does etcd. So a voter counts its starts:
 //!
 //! - on its disk, next to etcd's data, and in a file outside of the data volume, both before etcd starts;
-//! - in its URL for clients, `https://HOST:PORT?start=N`. etcd publishes that URL at each start in the list of members,
+//! - in its URL for clients, `unix://etcd:0?start=N`. etcd publishes that URL at each start in the list of members,
 //!   so that each member keeps the last number that it has seen, and answers it from its own data at its peer port,
 //!   also without a majority.
 //!
@@ -39,6 +39,7 @@ use super::files::{self, PreparedFiles};
 use super::join_check::{explain_rejection, is_rejection};
 use super::local_member::LocalMember;
 use super::peer_client::{ListedMember, PeerClient, is_denial};
+use super::peer_server::PeerServer;
 use super::retry_pause::RetryPause;
 use super::start_number::StartNumber;
 use super::witness::Witness;
@@ -232,12 +233,13 @@ impl MemberStart<'_> {
         if decide_start(facts.start, &voters, &seen) == StartDecision::Start {
             return Ok(());
         }
-        let client = PeerClient::new(self.prepared.own_client())
+        let client = PeerClient::new(&self.prepared.credentials)
             .map_err(ConsensusError::backend("use the member's credentials"))?;
         let (sender, mut answers) = mpsc::unbounded_channel();
-        let witness = Witness::new(self.member, &self.prepared.credentials, &facts.members)?;
+        let server = PeerServer::new(self.member, &self.prepared.credentials)?;
+        let witness = Witness::new(&facts.members)?;
         let asking = ask_all(&client, name, &others, &sender);
-        let answering = witness.answer(&sender);
+        let answering = server.serve(|question| witness.answer(question, &sender));
         let mut rejected_by = load_rejection(self.member.files).await?;
         rejected_by.take_if(|name| !asked.iter().any(|(asked, _)| name == asked));
         let deciding = async {

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::kv::MemoryKv;
 use crate::consensus::{
-    ClusterAccess, ClusterMembers, DEFAULT_PEER_PORT, Member, MemberId, MemberName, MembershipError,
-    NewMember, Peer, PeerUrl,
+    ClusterMembers, DEFAULT_PEER_PORT, Member, MemberId, MemberName, MembershipError, NewMember, Peer,
+    PeerUrl,
 };
 
 /// A network of members in memory: members on one network can join each other's clusters. Clones share the
@@ -180,12 +180,10 @@ impl ClusterMembers for MemoryMembers {
         Ok(())
     }
 
-    /// In memory nobody leads, and all members have the same access.
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+    /// In memory nobody leads.
+    async fn prepare_leave(&self) -> Result<(), MembershipError> {
         let voters = |entry: &&MemberEntry| !entry.member.is_learner;
-        let entries = self.entries()?;
-        let other = entries.iter().filter(voters).nth(1).ok_or(MembershipError::QuorumLoss)?.member.clone();
-        let members = MemoryMembers { cluster: Arc::clone(&self.cluster), stopped: CancellationToken::new() };
-        Ok(ClusterAccess::new(other, Arc::new(self.cluster.kv.clone()), Arc::new(members)))
+        let count = self.entries()?.iter().filter(voters).count();
+        if count > 1 { Ok(()) } else { Err(MembershipError::QuorumLoss) }
     }
 }

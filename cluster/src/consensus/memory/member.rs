@@ -15,7 +15,7 @@ use crate::consensus::{
     MemberService, MemberStatus, MembershipError, NewMember, Peer, PeerUrl, PreparedMember, StartMode,
     StartOptions, StatusReporter, StatusWatch,
 };
-use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
+use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa, revoke_departed};
 
 /// One node's member in memory. Its state between runs, the counterpart of a disk, exists as long as this
 /// value.
@@ -79,6 +79,10 @@ async fn run_member(
         reporter.report_refused(refusal);
     }
     let (running, removed) = started?;
+    let (root, members) = (running.root_kv(), running.cluster_members());
+    ctx.run_child("departures", move |ctx| {
+        revoke_departed(ctx, Arc::clone(&root), Arc::clone(&members), None)
+    })?;
     ctx.signal_ready()?;
     reporter.report_running(running);
     tokio::select! {

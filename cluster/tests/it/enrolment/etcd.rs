@@ -26,9 +26,9 @@ const KILL_DELAY: Duration = Duration::from_millis(23);
 
 /// A node on this host, with dedicated ports.
 fn etcd_node(version: EtcdVersion) -> NodeFixture {
-    let ports = vec![reserve_port().expect("a port"), reserve_port().expect("a port")];
+    let ports = vec![reserve_port().expect("a port")];
     let mut config = EtcdConfig::new(version.binary());
-    (config.peer_port, config.client_port) = (ports[0].number(), ports[1].number());
+    config.peer_port = ports[0].number();
     let url = PeerUrl::new(parse_ip("127.0.0.1"), config.peer_port);
     let fixture = NodeFixture::with_consensus(ConsensusFactory::etcd_on_volume(config), url);
     NodeFixture { _ports: ports, ..fixture }

@@ -12,7 +12,6 @@ use rstest::rstest;
 use super::EtcdVersion::{self, Debian, Newest};
 use super::cluster::{add_member, three_members};
 use super::etcd_fixture::{EtcdFixture, retried, started_member};
-use super::rejections::etcd_get;
 use crate::member_run::MemberRun;
 
 fn loopback_address(number: u8) -> IpAddr {
@@ -44,10 +43,10 @@ pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: 
         cluster_ca.list_issued().await.unwrap().contains(&existing.certificate),
         "a certificate that can't be revoked"
     );
-    // A client that doesn't know the member's name checks the address.
+    // One that doesn't know the member's name checks the address.
     let client =
         cluster_ca.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).await.unwrap();
-    etcd_get(fixture, cluster_ca.ca_certificate(), Some(&client)).await.unwrap();
+    fixture.ask(&client).await.unwrap();
 }
 
 async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, ClusterAccess) {

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use etcd_client::Client;
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
 use nodekeel_cluster::consensus::{ClusterAccess, MemberName, Peer, PeerUrl, StartOptions};
 use nodekeel_cluster::pki::CertificateSpec;
-use nodekeel_localstorage::pki::Certificate;
+use nodekeel_localstorage::pki::{Certificate, Credentials};
 use nodekeel_localstorage::tree::{EtcdDir, IdentityDir, LayoutTarget};
 use nodekeel_localstorage::{Dir, OsFileStore};
 use nodekeel_supervisor::{Backoff, ChildPolicy, OutputOrigin, Supervisor};
@@ -19,6 +20,7 @@ use testbed::{ReservedPort, ScratchDir, gotool, leftovers, reserve_port, tools, 
 use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
 
+use super::peer_question::ask_peer;
 use crate::member_run::{HANG, MemberRun};
 
 /// The initial address of all members.
@@ -61,14 +63,21 @@ pub(crate) fn place_data(directory: &Path) -> MemberVolume {
 /// A member with this data.
 pub(crate) fn etcd_member(
     binary: PathBuf,
-    ports: [u16; 2],
+    peer_port: u16,
     extra_args: &[&str],
     data: &MemberVolume,
 ) -> EtcdConsensus {
     let mut config = EtcdConfig::new(binary);
-    [config.peer_port, config.client_port] = ports;
+    config.peer_port = peer_port;
     config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
     EtcdConsensus::new(config, data.etcd.clone())
+}
+
+/// A client at the socket of the etcd with its files in this directory.
+pub(crate) async fn etcd_client(files: &Path) -> Client {
+    let socket = format!("unix://{}", files.join("client/etcd:0").display());
+    let channel = tonic::transport::Endpoint::from_shared(socket).unwrap().connect_lazy();
+    Client::from_channel(etcd_client::Channel::Tonic(channel), None).await.unwrap()
 }
 
 /// The running etcds with data in this directory.
@@ -109,7 +118,6 @@ pub(crate) struct EtcdFixture {
     pub(crate) name: MemberName,
     address: IpAddr,
     peer: ReservedPort,
-    client: ReservedPort,
     pub(crate) data: MemberVolume,
     /// Dropped last: removes what is left.
     pub(crate) scratch: ScratchDir,
@@ -123,8 +131,8 @@ impl EtcdFixture {
     pub(crate) fn new_at(version: EtcdVersion, name: &str, address: IpAddr) -> EtcdFixture {
         let scratch = ScratchDir::new().unwrap();
         let data = place_data(scratch.path());
-        let (peer, client) = (reserve_port().unwrap(), reserve_port().unwrap());
-        EtcdFixture { version, name: name.parse().unwrap(), address, peer, client, data, scratch }
+        let peer = reserve_port().unwrap();
+        EtcdFixture { version, name: name.parse().unwrap(), address, peer, data, scratch }
     }
 
     /// Its etcd.
@@ -132,13 +140,13 @@ impl EtcdFixture {
         self.version.binary()
     }
 
-    /// The ports for members and for clients.
-    pub(crate) fn ports(&self) -> [u16; 2] {
-        [self.peer.number(), self.client.number()]
+    /// The port for members.
+    pub(crate) fn peer_port(&self) -> u16 {
+        self.peer.number()
     }
 
     pub(crate) fn consensus(&self, extra_args: &[&str]) -> EtcdConsensus {
-        etcd_member(self.binary(), self.ports(), extra_args, &self.data)
+        etcd_member(self.binary(), self.peer_port(), extra_args, &self.data)
     }
 
     pub(crate) fn bootstrap_options(&self) -> StartOptions {
@@ -167,8 +175,14 @@ impl EtcdFixture {
         PeerUrl::new(self.address, self.peer.number())
     }
 
-    pub(crate) fn client_url(&self) -> String {
-        format!("https://{}", SocketAddr::new(self.address, self.client.number()))
+    /// A client of its etcd.
+    pub(crate) async fn client(&self) -> Client {
+        etcd_client(self.data.etcd.path()).await
+    }
+
+    /// The version of its etcd, as it answers the holder of these credentials.
+    pub(crate) async fn ask(&self, with: &Credentials) -> std::io::Result<String> {
+        ask_peer(SocketAddr::new(self.address, self.peer_port()), &with.ca, Some(with), "/version").await
     }
 
     /// What a running member gives to this one, with the members that are present already.

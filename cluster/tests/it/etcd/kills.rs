@@ -39,12 +39,12 @@ pub(super) fn kill_moments(version: EtcdVersion) -> impl Iterator<Item = u32> {
 #[ignore = "sampled: needs etcd"]
 async fn victim() {
     let Ok(text) = std::env::var(VICTIM_ENV) else { return };
-    let [directory, name, address, peer, client, binary, first] =
+    let [directory, name, address, peer_port, binary, first] =
         text.lines().collect::<Vec<_>>().try_into().unwrap();
     let address = address.parse().unwrap();
     let data = place_data(Path::new(directory));
-    let ports = [peer.parse().unwrap(), client.parse().unwrap()];
-    let consensus = etcd_member(PathBuf::from(binary), ports, &[], &data);
+    let peer_port = peer_port.parse().unwrap();
+    let consensus = etcd_member(PathBuf::from(binary), peer_port, &[], &data);
     let start = if first.is_empty() {
         StartOptions::new_cluster(name.parse().unwrap(), address)
     } else {
@@ -61,10 +61,10 @@ async fn victim() {
 
 /// Starts the member, and kills it after a time; its etcd dies with it.
 pub(super) async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, first: &str) {
-    let [peer, client] = fixture.ports();
+    let peer_port = fixture.peer_port();
     let (directory, binary) = (fixture.scratch.path().display(), version.binary());
     let (name, address, binary) = (&fixture.name, fixture.address(), binary.display());
-    let text = format!("{directory}\n{name}\n{address}\n{peer}\n{client}\n{binary}\n{first}");
+    let text = format!("{directory}\n{name}\n{address}\n{peer_port}\n{binary}\n{first}");
     // The last line may be empty.
     let text = if first.is_empty() { text + "\n" } else { text };
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use nodekeel_cluster::consensus::kv::{KeyEvent, KeyRange, KvError, ListWatchUpdate, ListWatcher};
-use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use rstest::rstest;
 use rustix::process::{Signal, kill_process};
@@ -12,7 +11,6 @@ use tokio::time::timeout;
 
 use super::EtcdVersion::{self, Debian, Newest};
 use super::etcd_fixture::{EtcdFixture, retried, started_member};
-use super::rejections::etcd_client;
 use crate::member_run::HANG;
 use crate::nodes::unlock_keys::check_unlock_keys;
 
@@ -112,11 +110,7 @@ async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
     let (root, keys) = (running.root_kv(), KeyRange::single_key("/k"));
     let first = root.put(b"/k", b"1").await.unwrap();
     let last = root.put(b"/k", b"2").await.unwrap();
-    let cluster_ca = running.load_ca().await.unwrap();
-    let spec = CertificateSpec::for_client("client".parse().unwrap());
-    let credentials = cluster_ca.issue_credentials(&spec).await.unwrap();
-    let mut client =
-        etcd_client(fixture.client_url(), cluster_ca.ca_certificate(), Some(&credentials)).await.unwrap();
+    let mut client = fixture.client().await;
     client.compact(last.0, None).await.unwrap();
     let compacted = match root.watch(keys.clone(), first).await {
         Ok(mut watch) => timeout(HANG, watch.next_events()).await.unwrap().unwrap().map(drop),

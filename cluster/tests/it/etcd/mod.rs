@@ -6,9 +6,10 @@ mod cluster;
 mod etcd_fixture;
 mod kills;
 mod lifecycle;
+mod peer_question;
 mod rejections;
 mod restored_copy;
 mod upgrade;
 
-pub(crate) use etcd_fixture::{EtcdVersion, etcd_processes, retried};
-pub(crate) use rejections::etcd_client;
+pub(crate) use etcd_fixture::{EtcdVersion, etcd_client, etcd_processes, retried};
+pub(crate) use peer_question::ask_peer;

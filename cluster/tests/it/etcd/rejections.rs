@@ -2,46 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use nodekeel_cluster::pki::{CertificateSpec, PendingCa};
-use nodekeel_localstorage::pki::Credentials;
 use rstest::rstest;
 use tokio::time::timeout;
 
 use super::EtcdVersion::{self, Debian, Newest};
 use super::cluster::add_member;
 use super::etcd_fixture::{EtcdFixture, started_member};
+use super::peer_question::ask_peer;
 use crate::member_run::HANG;
-
-/// A client of a member at this URL, with these credentials or none.
-pub(crate) async fn etcd_client(
-    url: String,
-    ca: &nodekeel_localstorage::pki::Certificate,
-    with: Option<&Credentials>,
-) -> Result<Client, etcd_client::Error> {
-    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(ca.to_pem()));
-    if let Some(with) = with {
-        tls = tls.identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
-    }
-    let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
-    Client::connect([url], Some(options)).await
-}
-
-/// One read by such a client.
-pub(super) async fn etcd_get(
-    fixture: &EtcdFixture,
-    ca: &nodekeel_localstorage::pki::Certificate,
-    with: Option<&Credentials>,
-) -> Result<(), etcd_client::Error> {
-    etcd_client(fixture.client_url(), ca, with).await?.get("/k", None).await.map(drop)
-}
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs etcd and go"]
-async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(
+async fn a_revoked_certificate_is_rejected_once_the_crl_is_on_the_disk(
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
     let (fixture, node, running) = started_member(version).await;
@@ -53,26 +28,27 @@ async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(
         .unwrap();
     let other =
         cluster_ca.issue_credentials(&CertificateSpec::for_client("stays".parse().unwrap())).await.unwrap();
-    etcd_get(&fixture, ca, Some(&client)).await.unwrap();
+    fixture.ask(&client).await.unwrap();
     cluster_ca.revoke_name("revoketest").await.unwrap();
     fixture.wait_revoked(ca, std::slice::from_ref(&client.certificate));
-    let refused = etcd_get(&fixture, ca, Some(&client)).await;
-    assert!(refused.is_err(), "a revoked client was served");
-    etcd_get(&fixture, ca, Some(&other)).await.expect("another client is served");
+    let refused = fixture.ask(&client).await;
+    assert!(refused.is_err(), "a revoked certificate was served");
+    fixture.ask(&other).await.expect("another one is served");
     node.stop().await;
 }
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs etcd and go"]
-async fn only_client_certificates_of_the_ca_are_served(#[values(Debian, Newest)] version: EtcdVersion) {
+async fn only_certificates_of_the_ca_are_served(#[values(Debian, Newest)] version: EtcdVersion) {
     let (fixture, node, running) = started_member(version).await;
     let cluster_ca = running.load_ca().await.unwrap();
     let ca = cluster_ca.ca_certificate();
-    assert!(etcd_get(&fixture, ca, None).await.is_err(), "a client without a certificate was served");
+    let at = (fixture.address(), fixture.peer_port()).into();
+    assert!(ask_peer(at, ca, None, "/version").await.is_err(), "one without a certificate was served");
     let mut foreign = PendingCa::generate().unwrap();
     let client = foreign.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).unwrap();
-    assert!(etcd_get(&fixture, ca, Some(&client)).await.is_err(), "a client of another CA was served");
+    assert!(ask_peer(at, ca, Some(&client), "/version").await.is_err(), "one of another CA was served");
     node.stop().await;
 }
 

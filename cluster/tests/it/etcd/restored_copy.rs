@@ -4,15 +4,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nodekeel_cluster::consensus::MemberStatus;
-use nodekeel_cluster::pki::CertificateSpec;
-use nodekeel_localstorage::pki::Credentials;
 use rstest::rstest;
 use tokio::time::timeout;
 
 use super::EtcdVersion::{self, Debian, Newest};
 use super::cluster::three_members;
 use super::etcd_fixture::{EtcdFixture, retried};
-use super::rejections::etcd_client;
 use crate::member_run::HANG;
 
 fn copy(from: &Path, to: &Path) {
@@ -21,14 +18,10 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Three voters, of which the first and the third have acknowledged `/order`; then the third has an older copy of its data.
-/// The second was off, and lacks the order, too. None runs. Returns the
-/// credentials of a client.
-async fn restore_third(fixtures: &[EtcdFixture; 3]) -> Credentials {
+/// The second was off, and lacks the order, too. None runs.
+async fn restore_third(fixtures: &[EtcdFixture; 3]) {
     let [_, _, third] = fixtures;
     let [(run_one, one), (run_two, two), (run_three, _)] = three_members(fixtures).await;
-    let cluster_ca = one.load_ca().await.unwrap();
-    let reader = CertificateSpec::for_client("reader".parse().unwrap());
-    let reader = cluster_ca.issue_credentials(&reader).await.unwrap();
     let (data, copied) = (third.data.etcd.path(), third.scratch.path().join("copy"));
     run_three.stop().await;
     copy(data, &copied);
@@ -43,7 +36,6 @@ async fn restore_third(fixtures: &[EtcdFixture; 3]) -> Credentials {
     std::fs::remove_dir_all(data).unwrap();
     copy(&copied, data);
     run_one.stop().await;
-    reader
 }
 
 /// The copy of a voter, put back, would form a majority with one that lacks what the voter has acknowledged since.
@@ -83,18 +75,16 @@ struct BareEtcd(Child);
 impl BareEtcd {
     /// The data and the ports of a member that does not run.
     fn start(fixture: &EtcdFixture) -> BareEtcd {
-        let (client, peer) = (fixture.client_url(), fixture.peer_url());
+        let (client, peer) = ("unix://etcd:0", fixture.peer_url());
         let pki = &fixture.data.etcd.peer_pki;
         let mut etcd = Command::new(fixture.binary());
+        etcd.current_dir(fixture.data.etcd.path().join("client"));
         etcd.args(["--name", fixture.name.as_str(), "--data-dir"]).arg(fixture.data.etcd.data.path());
-        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        etcd.args(["--listen-client-urls", client, "--advertise-client-urls", client]);
         etcd.args(["--listen-peer-urls", peer.as_str(), "--initial-advertise-peer-urls", peer.as_str()]);
-        for kind in ["--", "--peer-"] {
-            etcd.arg(format!("{kind}client-cert-auth"));
-            let files = [("cert", &pki.certificate), ("key", &pki.key), ("trusted-ca", &pki.ca)];
-            for (name, file) in files {
-                etcd.arg(format!("{kind}{name}-file")).arg(file.path());
-            }
+        etcd.arg("--peer-client-cert-auth");
+        for (name, file) in [("cert", &pki.certificate), ("key", &pki.key), ("trusted-ca", &pki.ca)] {
+            etcd.arg(format!("--peer-{name}-file")).arg(file.path());
         }
         BareEtcd(etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
@@ -116,9 +106,9 @@ async fn etcd_alone_loses_what_was_acknowledged_with_a_restored_copy_of_a_voter(
 ) {
     let fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
     let [_, second, third] = &fixtures;
-    let reader = restore_third(&fixtures).await;
+    restore_third(&fixtures).await;
     let _etcds = [second, third].map(BareEtcd::start);
-    let client = retried(async || etcd_client(second.client_url(), &reader.ca, Some(&reader)).await).await;
+    let client = second.client().await;
     let order = retried(async || client.kv_client().get("/order", None).await).await;
     assert!(order.kvs().is_empty(), "the schedule loses nothing");
 }

@@ -5,6 +5,7 @@ mod health;
 mod history;
 mod joins;
 mod membership;
+mod network;
 mod recovery;
 mod replacement;
 mod restore;

@@ -29,9 +29,10 @@ async fn node_id(voter: &Voter) -> NodeId {
 /// Why a change of the members is refused, once there is a leader.
 async fn refusal<T: Debug>(change: impl AsyncFn() -> Result<T, NodeRemovalError>) -> String {
     let refused = async || match change().await {
-        Err(NodeRemovalError::Member {
-            source: source @ MembershipError::UnhealthyCluster { .. }, ..
-        }) => Ok(source.to_string()),
+        Err(
+            NodeRemovalError::Member { source: source @ MembershipError::UnhealthyCluster { .. }, .. }
+            | NodeRemovalError::HandOver(source @ MembershipError::UnhealthyCluster { .. }),
+        ) => Ok(source.to_string()),
         other => Err(format!("{other:?}")),
     };
     retried(refused).await
@@ -50,13 +51,18 @@ pub(super) async fn assert_nodes(voters: &[Voter]) {
     assert_eq!(members.collect::<BTreeSet<_>>(), nodes, "members");
     let records = retried(async || voters[0].node().node_store().unwrap().list_records().await).await;
     assert_eq!(records.iter().map(|stored| stored.id.to_string()).collect::<BTreeSet<_>>(), nodes, "records");
-    let cluster_ca = retried(async || access.load_ca().await).await;
-    let (issued, revoked) =
-        (cluster_ca.list_issued().await.unwrap(), cluster_ca.revocation_list().await.unwrap());
-    let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));
-    let valid = valid.filter_map(|certificate| certificate.common_name());
-    let valid = valid.filter(|name| name.starts_with("nodekeel-")).map(str::to_owned);
-    assert_eq!(valid.collect::<BTreeSet<_>>(), nodes, "certificates");
+    // The others revoke those of a node that has left.
+    retried(async || {
+        let cluster_ca = access.load_ca().await.map_err(|error| error.to_string())?;
+        let issued = cluster_ca.list_issued().await.map_err(|error| error.to_string())?;
+        let revoked = cluster_ca.revocation_list().await.map_err(|error| error.to_string())?;
+        let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));
+        let valid = valid.filter_map(|certificate| certificate.common_name());
+        let valid = valid.filter(|name| name.starts_with("nodekeel-")).map(str::to_owned);
+        let valid = valid.collect::<BTreeSet<_>>();
+        if valid == nodes { Ok(()) } else { Err(format!("certificates of {valid:?}")) }
+    })
+    .await;
 }
 
 fn replacer(node: &ClusterNode) -> Result<NodeReplacer, Failure> {

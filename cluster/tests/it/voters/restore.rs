@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nodekeel_cluster::backup::stage_snapshot;
 use nodekeel_cluster::consensus::kv::KeyRange;
-use nodekeel_cluster::consensus::{DEFAULT_CLIENT_PORT, MemberId};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MemberId};
 use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::pki::Credentials;
@@ -17,7 +17,7 @@ use super::replacement::assert_nodes;
 use super::voter::{Voter, get, put, start_all, stop_all};
 use crate::enrolment::read_snapshot;
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
-use crate::etcd::{etcd_client, retried};
+use crate::etcd::{ask_peer, retried};
 
 type Keys = BTreeMap<String, Vec<u8>>;
 
@@ -48,13 +48,10 @@ async fn issue(voter: &Voter, name: &str) -> Credentials {
 
 /// Waits until the voter's etcd refuses these credentials.
 async fn wait_refused(voter: &Voter, with: &Credentials) {
-    let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", voter.address());
-    retried(async || {
-        let Ok(mut client) = etcd_client(url.clone(), &with.ca, Some(with)).await else { return Ok(()) };
-        match client.status().await {
-            Ok(_) => Err("it answers"),
-            Err(_) => Ok(()),
-        }
+    let at = (voter.address(), DEFAULT_PEER_PORT).into();
+    retried(async || match ask_peer(at, &with.ca, Some(with), "/version").await {
+        Ok(_) => Err("it answers"),
+        Err(_) => Ok(()),
     })
     .await;
 }

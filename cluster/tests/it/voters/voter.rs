@@ -1,5 +1,6 @@
 //! A node on a host of a site: its disks, its runs, its operator.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,13 +12,12 @@ use std::time::{Duration, Instant};
 use etcd_client::Client;
 use nix::sched::{CloneFlags, setns};
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
 use nodekeel_cluster::network::StaticNetwork;
 use nodekeel_cluster::node::GoldenTicket;
-use nodekeel_cluster::pki::CertificateSpec;
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Signal, kill_process};
@@ -176,21 +176,6 @@ impl Voter {
         }
     }
 
-    /// From now on nothing comes back on the connections that its clients have to its etcd; new ones work.
-    pub(crate) async fn stall_clients(&self) {
-        // Lines of `sl local_address rem_address st …`. *Source:* proc_net_tcp in the kernel's documentation.
-        let table = async { std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap() };
-        let (table, port) = (self.on_host(table).await, format!(":{DEFAULT_CLIENT_PORT:04X}"));
-        let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let established = fields.filter(|fields| fields[2].ends_with(&port) && fields[3] == "01");
-        let stalled: Vec<_> = established.map(|fields| fields[1].split_once(':').unwrap().1).collect();
-        assert!(!stalled.is_empty(), "{table}");
-        for client in stalled {
-            let client = u16::from_str_radix(client, 16).unwrap();
-            self.site.drop_packets(self.host, DEFAULT_CLIENT_PORT, client).unwrap();
-        }
-    }
-
     /// Kills its etcd; returns whether it ran.
     pub(crate) fn kill_etcd(&self) -> bool {
         self.signal_etcd(Signal::KILL)
@@ -312,13 +297,23 @@ impl Voter {
         timeout(HANG, writing).await.expect("a log in time");
     }
 
-    /// A client of its etcd, from the test's own network.
+    /// A client of its etcd, at its socket.
     pub(crate) async fn client(&self) -> Client {
-        let cluster_ca = retried(async || self.access().await.load_ca().await).await;
-        let name = "operator".parse().unwrap();
-        let with = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
-        let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", self.address());
-        etcd_client(url, &with.ca, Some(&with)).await.unwrap()
+        // Once it serves.
+        self.access().await;
+        etcd_client(&self.path("data/etcd")).await
+    }
+
+    /// The TCP ports at which its host listens.
+    pub(crate) async fn listening_ports(&self) -> BTreeSet<u16> {
+        // Lines of `sl local_address rem_address st …`. *Source:* proc_net_tcp in the kernel's documentation.
+        let read = |table| std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
+        let tables = self.on_host(async move { ["tcp", "tcp6"].map(read).concat() }).await;
+        let fields = tables.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let listening = fields.filter(|fields| fields[3] == "0A");
+        listening
+            .map(|fields| u16::from_str_radix(fields[1].split_once(':').unwrap().1, 16).unwrap())
+            .collect()
     }
 }
 

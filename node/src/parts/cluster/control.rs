@@ -286,12 +286,13 @@ fn membership_status(error: &MembershipError) -> Status {
 }
 
 fn wire_facts(facts: MemberFacts) -> v1::MemberFacts {
+    let store = facts.store.unwrap_or_default();
     v1::MemberFacts {
         version: facts.version,
-        applied_index: facts.applied_index,
-        store_bytes: facts.store_bytes,
-        used_bytes: facts.used_bytes,
-        quota_bytes: facts.quota_bytes.unwrap_or_default(),
+        applied_index: store.applied_index,
+        store_bytes: store.store_bytes,
+        used_bytes: store.used_bytes,
+        quota_bytes: store.quota_bytes.unwrap_or_default(),
     }
 }
 

@@ -55,14 +55,14 @@ impl Collector for ClusterCollector {
         let metric = encoder.encode_descriptor("nodekeel_cluster_compared", help, None, MetricType::Gauge)?;
         ConstGauge::new(i64::from(report.uncompared_since.is_none())).encode(metric)?;
         let own = report.members.iter().find(|report| report.member.id == access.this_member().id);
-        let Some(facts) = own.and_then(|own| own.facts.as_ref()) else { return Ok(()) };
+        let Some(store) = own.and_then(|own| own.facts.as_ref()?.store.as_ref()) else { return Ok(()) };
         let help = "Size of this node's copy of the store; it rejects writes when the size reaches the quota";
         let mut gauges =
             encoder.encode_descriptor("nodekeel_cluster_store_bytes", help, None, MetricType::Gauge)?;
         let kinds = [
-            ("size", Some(facts.store_bytes)),
-            ("used", Some(facts.used_bytes)),
-            ("quota", facts.quota_bytes),
+            ("size", Some(store.store_bytes)),
+            ("used", Some(store.used_bytes)),
+            ("quota", store.quota_bytes),
         ];
         for (kind, bytes) in kinds {
             let Some(bytes) = bytes else { continue };

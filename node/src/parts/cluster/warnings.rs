@@ -46,11 +46,11 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
             .hint("start the other voters, and upgrade all to one release of etcd: until then nobody sees damage to it")
     }));
     let own = report.members.iter().find(|report| report.member.id == this);
-    if let Some((facts, quota)) =
-        own.and_then(|own| Some((own.facts.as_ref()?, own.facts.as_ref()?.quota_bytes?)))
-        && facts.store_bytes >= quota / 100 * FULL_PERCENT
+    let store = own.and_then(|own| own.facts.as_ref()?.store.as_ref());
+    if let Some((store, quota)) = store.and_then(|store| Some((store, store.quota_bytes?)))
+        && store.store_bytes >= quota / 100 * FULL_PERCENT
     {
-        let [size, quota, used] = [facts.store_bytes, quota, facts.used_bytes].map(format_bytes);
+        let [size, quota, used] = [store.store_bytes, quota, store.used_bytes].map(format_bytes);
         found.push(
             HealthCondition::warning(
                 "etcd's store",
@@ -83,7 +83,7 @@ fn member_host(member: &Member) -> String {
 mod tests {
     use std::time::{Duration, SystemTime};
 
-    use nodekeel_cluster::consensus::{MemberFacts, MemberReport};
+    use nodekeel_cluster::consensus::{MemberFacts, MemberReport, StoreFacts};
 
     use super::*;
 
@@ -132,9 +132,10 @@ mod tests {
     #[test]
     fn the_own_store_that_is_nearly_full_is_a_warning() {
         let with = |id, store_bytes| {
-            let mut facts = MemberFacts::default();
-            (facts.store_bytes, facts.used_bytes, facts.quota_bytes) =
+            let (mut facts, mut store) = (MemberFacts::default(), StoreFacts::default());
+            (store.store_bytes, store.used_bytes, store.quota_bytes) =
                 (store_bytes, 1 << 20, Some(100 << 20));
+            facts.store = Some(store);
             MemberReport::new(member(id, false), Some(facts))
         };
         assert_eq!(lines(vec![with(1, 79 << 20), with(2, 99 << 20)]), [""; 0]);

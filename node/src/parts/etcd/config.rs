@@ -15,7 +15,7 @@ pub struct EtcdConfig {
     pub enable: bool,
     /// The program; `None` searches for `etcd`.
     pub binary: Option<PathBuf>,
-    /// Port for clients.
+    /// Port for clients of an etcd without a cluster: that of a cluster serves this node alone, at a socket.
     pub client_port: NonZeroU16,
     /// Port for other members.
     pub peer_port: NonZeroU16,

@@ -182,11 +182,8 @@ impl Node<'_> {
         let paths = [self.site.join("bin")].into_iter().chain(std::env::split_paths(&path));
         command.env("PATH", std::env::join_paths(paths).context("join PATH")?);
         command.env("NODEKEEL_SOCKET", self.socket());
-        command.env("ETCDCTL_ENDPOINTS", format!("https://{}:2379", self.name.address()));
-        for (name, file) in [("CACERT", "ca.pem"), ("CERT", "cert.pem"), ("KEY", "cert-key.pem")] {
-            let pki = self.mount_point().join("cluster/etcd/peer_pki");
-            command.env(format!("ETCDCTL_{name}"), pki.join(file));
-        }
+        let socket = self.mount_point().join("cluster/etcd/client/etcd:0");
+        command.env("ETCDCTL_ENDPOINTS", format!("unix://{}", socket.display()));
         if words.is_empty() {
             println!("a shell on {}: nodectl and etcdctl talk to this node; leave it by `exit`", self.name);
             command.arg(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));

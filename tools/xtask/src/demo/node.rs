@@ -19,8 +19,7 @@ pub(crate) struct DemoNode {
     pub(crate) programs: PathBuf,
     pub(crate) config: PathBuf,
     pub(crate) data: PathBuf,
-    /// The port of etcd's clients. The ports stay reserved while etcd is restarted.
-    pub(crate) etcd: ReservedPort,
+    /// It stays reserved while etcd is restarted.
     pub(crate) _etcd_peer: ReservedPort,
 }
 
@@ -44,11 +43,9 @@ impl DemoNode {
 
     pub(crate) fn etcdctl_command(&self) -> Result<Command> {
         let mut command = Command::new(tools::find_tool(tools::ETCDCTL)?);
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=https://{}", self.etcd.socket_address()));
-        let pki = self.data.join("data/cluster/etcd/peer_pki");
-        for (option, file) in [("--cacert", "ca.pem"), ("--cert", "cert.pem"), ("--key", "cert-key.pem")] {
-            command.arg(option).arg(pki.join(file));
-        }
+        // The path of the socket may be too long for a client.
+        command.current_dir(self.data.join("data/cluster/etcd/client"));
+        command.env("ETCDCTL_API", "3").arg("--endpoints=unix://etcd:0");
         Ok(command)
     }
 

@@ -33,11 +33,11 @@ fn a_port_conflict_is_reported_only_at_the_address_of_the_member() {
     let (ports, scratch) = (EtcdPorts::reserve(), ScratchDir::new().unwrap());
     let config = format!("cluster.address = \"127.0.0.2\"\n{}", ports.config_to_check());
     let check_while_taken = |address| {
-        let _held = TcpListener::bind((address, ports.client.number())).unwrap();
+        let _held = TcpListener::bind((address, ports.peer.number())).unwrap();
         check(scratch.path(), &config, &[])
     };
     check_while_taken("127.0.0.3").output();
-    let hint = format!("(pid {}): set services.etcd.client_port to another port", std::process::id());
+    let hint = format!("(pid {}): set services.etcd.peer_port to another port", std::process::id());
     check_while_taken("127.0.0.2").assert_fails(4, &hint);
 }
 

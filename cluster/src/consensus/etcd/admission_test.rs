@@ -3,11 +3,12 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
-use super::super::join_claim::JoinClaim;
+use nodekeel_localstorage::pki::Credentials;
+
 use super::*;
+use crate::consensus::MemberReport;
 use crate::consensus::kv::KeyRange;
 use crate::consensus::memory::MemoryKv;
-use crate::consensus::{ClusterAccess, MembershipError, NewMember};
 use crate::pki::{CertificateSpec, ClusterCa, PendingCa};
 
 const ADDRESS: &str = "192.0.2.3";
@@ -36,7 +37,7 @@ impl ClusterMembers for ListedCluster {
         unreachable!("a joining member promotes none")
     }
 
-    async fn hand_over(&self) -> Result<ClusterAccess, MembershipError> {
+    async fn prepare_leave(&self) -> Result<(), MembershipError> {
         unreachable!()
     }
 
@@ -79,17 +80,14 @@ async fn admit(
     lists: &[Vec<Member>],
     overdue: Option<MemberId>,
 ) -> Result<Admission, BoxError> {
-    let check = JoinCheck {
-        question: &JoinQuestion::MayStart(
-            JoinClaim::parse(format!("{}\n", "1".repeat(32)).as_bytes()).unwrap(),
-        ),
+    let joiner = Joiner {
         this: Peer::new("three".parse().unwrap(), URL.parse().unwrap()),
-        address: ADDRESS.parse().unwrap(),
-        credentials,
-        peers: &[],
+        claim: JoinClaim::parse(format!("{}\n", "1".repeat(32)).as_bytes()).unwrap(),
+        certificate: credentials.certificate.clone(),
+        ca: credentials.ca.clone(),
     };
     let cluster = ListedCluster(Mutex::new(lists.to_vec().into()));
-    check.claim_member(kv, &cluster, overdue).await
+    joiner.claim_member(kv, &cluster, overdue).await
 }
 
 /// Of another ticket.
@@ -165,4 +163,19 @@ async fn a_member_that_is_replaced_while_it_is_claimed_is_asked_for_again() {
     let (kv, _, credentials) = ticket().await;
     let replaced = decide(&kv, &credentials, &[listed(3, None, true), listed(4, None, true)]).await;
     assert!(replaced.unwrap_err().to_string().contains("was replaced"));
+}
+
+#[test]
+fn nodes_with_tickets_and_learners_that_have_not_started_are_expected() {
+    let learner = |id, name: Option<&str>, host| {
+        let url = format!("https://192.0.2.{host}:7834");
+        MemberReport::new(Member::new(MemberId(id), name.map(str::to_owned), vec![url], true), None)
+    };
+    let report =
+        ClusterReport::new(vec![learner(1, Some("one"), 1), learner(2, None, 2), learner(3, None, 3)]);
+    let invited = [("/etcd-invitations/three", "https://192.0.2.3:7834"), ("/etcd-invitations/x", "x")];
+    let invited = invited.map(|(key, url)| (key.into(), url.into())).into();
+    let expected: Vec<_> = expected_nodes(&invited, &report).into_iter().collect();
+    let node = |host: u8, server: &str| (PeerUrl::new([192, 0, 2, host].into(), 7834), server.to_owned());
+    assert_eq!(expected, [node(2, "192.0.2.2"), node(3, "three")]);
 }
