@@ -6,13 +6,19 @@ use std::time::{Duration, SystemTime};
 
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{Enroller, EnrolmentState, WaitCause};
-use nodekeel_cluster::node::{EnrolError, EnrolRequest, JoinRole, JoinTicket, JoinTicketLimits};
+use nodekeel_cluster::node::{
+    EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits,
+};
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
 
 use super::node_fixture::{
     InProcessVoter, MemoryCluster, NodeFixture, error_chain, parse_ip, peer_url, wait_condition,
 };
 use super::rejections::interrupt;
+
+/// The bytes before the secret ones of each Ed25519 private key. *Source:* RFC 8410, section 7.
+const PKCS8_PREFIX: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 fn self_signed() -> Certificate {
     CertificateTemplate::default().self_sign(&PrivateKey::generate().expect("a key")).expect("a certificate")
@@ -71,7 +77,7 @@ async fn nodes_join_by_one_ticket_with_as_many_uses_and_no_further_one_does() {
     let (third, _) = enrolling(&cluster, "192.0.2.4", &ticket);
     let refused = error_chain(third.run_to_failure().await);
     assert!(refused.contains(&format!("join ticket {} is used: create another", ticket.id())), "{refused}");
-    // What was redeemed is gone with the join, and the cluster never had a key.
+    // What was redeemed is gone with the join.
     let root = cluster.first.node.root_kv().expect("a running node");
     let kvs = root.range(KeyRange::all_keys()).await.expect("read").kvs;
     let left: Vec<_> =
@@ -91,6 +97,14 @@ async fn the_same_key_gets_the_same_answer_and_another_key_none() {
     let tickets = cluster.first.node.join_tickets().expect("a running node");
     let (now, request) = (SystemTime::now(), request(&ticket, "192.0.2.2"));
     let first = tickets.redeem_ticket("a", &request, now).await.expect("admitted");
+    // Neither the answer nor what the cluster has stored of it contains a private key.
+    GoldenTicket::from_config(&first).expect_err("the keys are the node's");
+    let stored = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    let stored = stored.range(KeyRange::all_keys()).await.expect("read").kvs;
+    assert_eq!(stored.len(), 2, "the ticket and the place");
+    let has_key = |bytes: &[u8]| bytes.windows(PKCS8_PREFIX.len()).any(|window| window == PKCS8_PREFIX);
+    assert!(!has_key(&first) && !stored.iter().any(|kv| has_key(&kv.value)));
+    assert!(has_key(&cluster.issue("192.0.2.8").await.to_config()), "a golden ticket has them");
     let expired = now + Duration::from_secs(25 * 3600);
     for later in [now, expired] {
         assert_eq!(tickets.redeem_ticket("a", &request, later).await.expect("admitted"), first);
