@@ -37,13 +37,6 @@ impl Source {
     }
 }
 
-impl Identity {
-    /// Of a key that may be in no record.
-    pub(super) fn stranger(key: PublicKey) -> Self {
-        Self { name: key.to_string(), key, principal: Principal::Stranger, source: Source::Nowhere }
-    }
-}
-
 /// A key that is admitted, and what it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -52,6 +45,13 @@ pub(crate) struct Identity {
     pub(super) key: PublicKey,
     pub(super) principal: Principal,
     pub(super) source: Source,
+}
+
+impl Identity {
+    /// Of a key that may be in no record.
+    pub(super) fn stranger(key: PublicKey) -> Self {
+        Self { name: key.to_string(), key, principal: Principal::Stranger, source: Source::Nowhere }
+    }
 }
 
 /// The identities that a node admits, by their keys. A change of one closes its connections.
