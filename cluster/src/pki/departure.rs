@@ -1,11 +1,11 @@
 //! Revokes the certificates of nodes that leave: their members are removed first, and then reach nothing any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::sealing::members_error;
 use super::{CaError, CaSealing, ClusterCa, Voter};
@@ -16,6 +16,8 @@ use crate::consensus::kv::{KeyEvent, KeyRange, KvStore, ListWatchUpdate, ListWat
 const DEPARTURES: &str = "/etcd-departures/";
 /// The pause between two looks at the members while a node leaves.
 const PAUSE: Duration = Duration::from_millis(200);
+/// The time in which a node whose member is removed learns that from the others, which reject its certificates afterwards.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// Records that a node leaves: once it is no member any more, the others revoke its certificates.
 pub(crate) async fn announce_departure(root: &dyn KvStore, name: &str) -> Result<(), CaError> {
@@ -34,7 +36,7 @@ pub(crate) async fn revoke_departed(
     let mut follow = ListWatcher::new(Arc::clone(&root), KeyRange::prefix(DEPARTURES));
     ctx.signal_ready()?;
     let departures = Departures { root, members, voter };
-    let mut leaving = BTreeSet::new();
+    let (mut leaving, mut left_at) = (BTreeSet::new(), BTreeMap::new());
     loop {
         tokio::select! {
             biased;
@@ -47,7 +49,7 @@ pub(crate) async fn revoke_departed(
                 biased;
                 canceled = ctx.canceled() => return Err(canceled.into()),
                 // Each step can be repeated, also by several voters at once.
-                revoked = departures.revoke(name) => if let Err(error) = revoked {
+                revoked = departures.revoke(name, &mut left_at) => if let Err(error) = revoked {
                     tracing::debug!("can't revoke the certificates of {name} yet: {}", Failure::new(error));
                 }
             }
@@ -62,9 +64,12 @@ struct Departures {
 }
 
 impl Departures {
-    async fn revoke(&self, name: &str) -> Result<(), CaError> {
+    async fn revoke(&self, name: &str, left_at: &mut BTreeMap<String, Instant>) -> Result<(), CaError> {
         let members = self.members.list_members().await.map_err(members_error)?;
         if members.iter().any(|member| member.name.as_deref() == Some(name)) {
+            return Ok(());
+        }
+        if left_at.entry(name.to_owned()).or_insert_with(Instant::now).elapsed() < FAREWELL {
             return Ok(());
         }
         let root = || Arc::clone(&self.root);
@@ -79,6 +84,7 @@ impl Departures {
         if let Some(voter) = &self.voter {
             CaSealing::new(root(), Arc::clone(&self.members), Arc::clone(voter)).exclude(name).await?;
         }
+        left_at.remove(name);
         let deleted = self.root.delete(KeyRange::single_key(departure_key(name))).await;
         deleted.map(drop).map_err(CaError::store_error("record that a node has left"))
     }
