@@ -66,7 +66,7 @@ pub(crate) enum ClusterCommand {
     Bootstrap,
     /// List the members of the cluster
     Members,
-    /// Free room in this node's copy of the store
+    /// Free room in this node's store
     ///
     /// Deletes the history of all keys, then rewrites the database of this node's member without its free room. It serves
     /// nothing until then. Refuses while the cluster would lose its majority. Repeat it on each member.
