@@ -28,7 +28,7 @@ const PLACE: &str = "esp/enrolment.pb below its data directory";
 pub(crate) enum TicketCommand {
     /// Create a join ticket, and print it
     ///
-    /// A secret in a line: a new node with [api] redeems it once, and makes its own keys. With --golden: a file for one node, with
+    /// A secret in a line: a new node with `[api]` redeems it once, and makes its own keys. With --golden: a file for one node, with
     /// its private keys; the unused one for the same address and port, if there is one.
     Create(CreateArgs),
     /// List join tickets, without their secrets
