@@ -73,7 +73,7 @@ pub(crate) struct RevokeArgs {
     /// Id in `nodectl cluster ticket list`
     #[arg(required_unless_present = "address", conflicts_with = "address")]
     id: Option<String>,
-    /// Address of a golden ticket, or of a place
+    /// Address of the ticket or the place
     #[arg(long)]
     address: Option<IpAddr>,
     /// Peer port there; default: this node's
