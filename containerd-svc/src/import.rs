@@ -78,8 +78,8 @@ pub(crate) struct JudgedArchive {
 #[derive(Debug)]
 pub(crate) struct ReadingArchive {
     reading: ArchiveReading,
-    /// What it may take of the disk, as far as that is known.
-    pub(crate) claim: DiskUsage,
+    /// What it may take of the disk, as far as that is known; `None` if the store does not know its disk.
+    pub(crate) claim: Option<DiskUsage>,
 }
 
 impl JudgedArchive {

@@ -58,20 +58,20 @@ impl MeasuredFiles {
 }
 
 /// Checks that what the store lacks of the archive fits on its disk, besides what other imports have claimed of it. Returns
-/// what it takes at most, as far as that is known.
+/// what it takes at most, as far as that is known; `None` if the store does not know its disk.
 pub(super) async fn check_archive_fits(
     job: ImportJob<'_>,
     file: &File,
     judged: Option<(&ArchiveIndex, &Judgement)>,
     import: &dyn ImportSession,
     claimed: DiskUsage,
-) -> Result<DiskUsage, BundleError> {
-    let Some(space) = import.disk_space().await? else { return Ok(DiskUsage::default()) };
+) -> Result<Option<DiskUsage>, BundleError> {
+    let Some(space) = import.disk_space().await? else { return Ok(None) };
     let space = space.without(claimed);
     if let Some((index, judgement)) = judged {
         let needed = index.measure(job, judgement, space.available).await?;
         space.check_fits(needed, "the archive")?;
-        return Ok(needed);
+        return Ok(Some(needed));
     }
     let scope = job.scope;
     let measured = &job.measured.files;
@@ -82,7 +82,7 @@ pub(super) async fn check_archive_fits(
         let sizes = sizes.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         match sizes.map_err(BundleError::Archive)? {
             Some(files) => drop(measured.set(files)),
-            None => return Ok(DiskUsage::default()),
+            None => return Ok(Some(DiskUsage::default())),
         }
     }
     let files = measured.get().map_or(&[][..], Vec::as_slice);
@@ -103,7 +103,7 @@ pub(super) async fn check_archive_fits(
         needed = sum(&mut missing.into_iter());
     }
     space.check_fits(needed, "the archive")?;
-    Ok(needed)
+    Ok(Some(needed))
 }
 
 /// The files of a compressed archive with their sizes; `None` of one that is sure to fit.

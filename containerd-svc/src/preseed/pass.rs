@@ -58,7 +58,7 @@ impl StartedImport<'_> {
     }
 
     fn claim(&self) -> DiskUsage {
-        self.archive.as_ref().map_or(DiskUsage::default(), |(_, reading)| reading.claim)
+        self.archive.as_ref().ok().and_then(|(_, reading)| reading.claim).unwrap_or_default()
     }
 }
 
@@ -405,6 +405,9 @@ impl<'a> PreseedPass<'a> {
             },
             Err(error) => Err(error),
         };
+        // On a disk that the store does not know, one that does not fit must fail alone.
+        let is_bounded = archive.as_ref().map_or(true, |(_, reading)| reading.claim.is_some());
+        let blobs = blobs.filter(|_| is_bounded);
         self.started.push_back(StartedImport { bundle, archive, blobs, measured, reading, start });
     }
 

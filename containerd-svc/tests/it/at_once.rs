@@ -14,6 +14,8 @@ fn digest_of(layer: &[u8]) -> Digest {
 /// Each layer is committed after that of the next bundle, so that the first bundle is complete last; or the other way round.
 async fn names_and_owners(layers: &[Vec<u8>], is_reversed: bool) -> (Vec<(String, Digest)>, Vec<String>) {
     let bundles = BundleFixture::new();
+    // On a disk that the store does not know they would be read one after another.
+    bundles.store.set_disk_bytes(DISK_BYTES);
     for (number, layer) in layers.iter().enumerate() {
         let names = ["localhost/same:1".to_owned(), format!("localhost/own-{number}:1")];
         let archive = archive_of(&names[1], layer).with_image(&[&names[0]], layer);
