@@ -3,9 +3,9 @@
 //! The leader asks it at its own peer port, and tells it the verdict there: see [`admission`](super::admission). Only the leader
 //! decides, with a majority: any other member may have missed that this one has started, or got its vote, or is another
 //! host's. Until then the member asks the others for their lists: any list that shows that it has started refuses it, however old
-//! that is, and they name the voters from which it takes a verdict.
+//! that is, and most of them name the voters from which it takes a verdict: the ticket may name one that was removed since.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -42,8 +42,35 @@ pub(super) struct JoinCheck<'a> {
 /// What the member waits for.
 enum Event {
     Answer(JoinAnswer),
-    /// The lists of the others, or why they gave none.
-    Asked(Result<(), String>),
+    /// The others were asked for their lists.
+    Asked(Asked),
+}
+
+/// Whether the others have given their lists.
+#[derive(Debug)]
+struct Asked {
+    by_majority: bool,
+    /// Why the others gave none.
+    silent: Vec<String>,
+}
+
+/// The voters, as the newest list of each other member has them.
+#[derive(Debug, Default)]
+struct KnownVoters(BTreeMap<String, BTreeSet<String>>);
+
+impl KnownVoters {
+    fn learn(&mut self, from: &Peer, members: Vec<Member>) {
+        let voters = members.into_iter().filter(|member| !member.is_learner);
+        self.0.insert(from.name.to_string(), voters.filter_map(|member| member.name).collect());
+    }
+
+    /// All that most of the lists have: one that was removed since may still have a list of its own.
+    fn names(&self) -> impl Iterator<Item = &String> {
+        let all: BTreeSet<_> = self.0.values().flatten().collect();
+        let lists = self.0.len();
+        all.into_iter()
+            .filter(move |name| self.0.values().filter(|voters| voters.contains(*name)).count() * 2 > lists)
+    }
 }
 
 impl JoinCheck<'_> {
@@ -60,7 +87,7 @@ impl JoinCheck<'_> {
         let client = PeerClient::new(self.credentials)
             .map_err(ConsensusError::backend("use the ticket's credentials"))?;
         let (events, mut received) = mpsc::unbounded_channel();
-        let voters = Mutex::new(self.peers.iter().map(|peer| peer.name.to_string()).collect());
+        let voters = Mutex::new(KnownVoters::default());
         let unstarted = Notify::new();
         let serving = async {
             // The others would take the end of a connection for a rejection by the member of this name that they know.
@@ -97,10 +124,10 @@ impl JoinCheck<'_> {
                     last_verdict = Some(Instant::now());
                     reporter.report_waiting(&reason);
                 }
-                Some(Event::Asked(result)) => {
+                Some(Event::Asked(asked)) => {
                     let is_fresh = last_verdict.is_some_and(|last| last.elapsed() < VERDICT_AGE);
                     if !is_fresh && started_at.elapsed() >= EXPECTED_WITHIN {
-                        reporter.report_waiting(&self.silence_reason(result));
+                        reporter.report_waiting(&self.silence_reason(&asked));
                     }
                 }
                 // The senders live longer.
@@ -110,30 +137,30 @@ impl JoinCheck<'_> {
     }
 
     /// Why no leader has asked, as far as it is known.
-    fn silence_reason(&self, asked: Result<(), String>) -> String {
+    fn silence_reason(&self, asked: &Asked) -> String {
         let Peer { name, url } = self.member.peer();
-        match asked {
-            Err(reasons) => format!("no majority of the cluster answers whether {name} may join: {reasons}"),
-            Ok(()) => format!(
-                "no leader of the cluster asks whether {name} may join: it must reach {url}, and its ticket must be unused; \
-                 upgrade the voters first if they run an earlier release"
-            ),
+        let silent = asked.silent.join("; ");
+        if !asked.by_majority {
+            return format!("no majority of the cluster answers whether {name} may join: {silent}");
         }
+        let besides = if silent.is_empty() { silent } else { format!(" ({silent})") };
+        format!(
+            "no leader of the cluster asks whether {name} may join: it must reach {url}, and its ticket must be unused; \
+             upgrade the voters first if they run an earlier release{besides}"
+        )
     }
 
     /// The answer to a voter.
     fn answer(
         &self,
         question: &PeerQuestion,
-        voters: &Mutex<BTreeSet<String>>,
+        voters: &Mutex<KnownVoters>,
         events: &mpsc::UnboundedSender<Event>,
     ) -> Option<Vec<u8>> {
         // Another holder of a certificate could lead it into another cluster.
-        let is_voter = voters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .any(|name| question.names.is_named(name));
+        let known = voters.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_voter = known.names().any(|name| question.names.is_named(name));
+        drop(known);
         if !is_voter {
             return None;
         }
@@ -152,7 +179,7 @@ impl JoinCheck<'_> {
     async fn ask_peers(
         &self,
         client: &PeerClient,
-        voters: &Mutex<BTreeSet<String>>,
+        voters: &Mutex<KnownVoters>,
         events: &mpsc::UnboundedSender<Event>,
         unstarted: &Notify,
     ) {
@@ -160,8 +187,8 @@ impl JoinCheck<'_> {
         let mut pause = RetryPause::default();
         loop {
             let asked = join_all(self.peers.iter().map(|peer| list_members(client, peer))).await;
-            let mut reasons = Vec::new();
-            for asked in asked {
+            let mut silent = Vec::new();
+            for (peer, asked) in self.peers.iter().zip(asked) {
                 match asked {
                     Ok(members) => {
                         match find_started(&members, &this) {
@@ -170,15 +197,13 @@ impl JoinCheck<'_> {
                             }
                             None => unstarted.notify_one(),
                         }
-                        let names = members.into_iter().filter(|member| !member.is_learner);
-                        let mut voters = voters.lock().unwrap_or_else(PoisonError::into_inner);
-                        voters.extend(names.filter_map(|member| member.name));
+                        voters.lock().unwrap_or_else(PoisonError::into_inner).learn(peer, members);
                     }
-                    Err(reason) => reasons.push(reason),
+                    Err(reason) => silent.push(reason),
                 }
             }
-            let reasons = if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) };
-            let _ = events.send(Event::Asked(reasons));
+            let by_majority = silent.len() * 2 < self.peers.len();
+            let _ = events.send(Event::Asked(Asked { by_majority, silent }));
             pause.wait().await;
         }
     }
@@ -209,4 +234,30 @@ pub(super) fn is_rejection(error: &io::Error) -> bool {
             error.kind(),
             ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consensus::MemberId;
+
+    #[test]
+    fn a_voter_that_was_removed_since_the_ticket_gives_no_verdict() {
+        let peer = |name: &str| Peer::new(name.parse().unwrap(), "https://192.0.2.1:7834".parse().unwrap());
+        let list = |names: &[&str]| -> Vec<Member> {
+            let member = |name: &&str| Member::new(MemberId(1), Some((*name).to_owned()), Vec::new(), false);
+            names.iter().map(member).collect()
+        };
+        let mut voters = KnownVoters::default();
+        assert_eq!(voters.names().count(), 0, "the ticket alone names none");
+        voters.learn(&peer("one"), list(&["one", "two", "five"]));
+        voters.learn(&peer("two"), list(&["one", "two", "five"]));
+        // It stands at the address that the ticket has, and lists itself.
+        voters.learn(&peer("three"), list(&["three", "four"]));
+        assert_eq!(voters.names().collect::<Vec<_>>(), ["five", "one", "two"]);
+        // One that was removed later, too.
+        voters.learn(&peer("one"), list(&["one", "two"]));
+        voters.learn(&peer("two"), list(&["one", "two"]));
+        assert_eq!(voters.names().collect::<Vec<_>>(), ["one", "two"]);
+    }
 }

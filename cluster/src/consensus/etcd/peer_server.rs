@@ -27,7 +27,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest question that is read: a list of many more members than etcd supports.
 const MAX_QUESTION: usize = 64 * 1024;
 /// The connections that are answered at the same time; more wait.
-const MAX_CONNECTIONS: usize = 16;
+const MAX_CONNECTIONS: usize = 256;
 
 /// Answers at the peer port of a member whose etcd does not run.
 pub(super) struct PeerServer {
