@@ -177,7 +177,8 @@ impl JoinTicket {
 
     /// Returns whether a file begins as a ticket of any release does.
     pub(super) fn is_text(content: &[u8]) -> bool {
-        content.starts_with(MARK.as_bytes())
+        let start = content.trim_ascii_start().get(..MARK.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(MARK.as_bytes()))
     }
 
     /// Its id.
@@ -331,6 +332,7 @@ mod tests {
         );
         let wrapped = format!("  {}\n {}\n", text[..40].to_uppercase(), &text[40..]);
         for typed in [&**text, &wrapped] {
+            assert!(JoinTicket::is_text(typed.as_bytes()), "as a file, too");
             let read: JoinTicket = typed.parse().expect("a ticket");
             assert_eq!((read.id(), read.voters()), (one.id(), one.voters()));
             assert_eq!(read.secret().expose_bytes(), [7; 16]);
