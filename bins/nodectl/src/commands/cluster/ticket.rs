@@ -55,7 +55,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, requires = "golden", default_value_t = 0, hide_default_value = true)]
     port: u16,
     /// Time in which it can be used
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "24h")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_lifetime, default_value = "24h")]
     expires: Duration,
     /// Number of nodes that may use it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -145,6 +145,12 @@ impl TicketCommand {
             Self::Revoke(RevokeArgs { id, .. }) => revoke(api, id.unwrap_or_default(), printer).await,
         }
     }
+}
+
+/// A duration of whole seconds, of which it has one at least.
+fn parse_lifetime(text: &str) -> Result<Duration, String> {
+    let lifetime = Duration::from_secs(parse_duration(text)?.as_secs());
+    if lifetime.is_zero() { Err("use at least 1s".to_owned()) } else { Ok(lifetime) }
 }
 
 async fn create(api: &mut ApiClient, args: CreateArgs, printer: &mut Printer) -> Result<(), CommandError> {
@@ -307,4 +313,17 @@ async fn request_golden(
 fn create_private_file(path: &Path) -> std::io::Result<File> {
     // `create_new` follows no symbolic link (open(2), O_EXCL), and the mode applies from the creation on.
     File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_lives_for_a_second_at_least() {
+        assert_eq!(parse_lifetime("1500ms"), Ok(Duration::from_secs(1)));
+        for text in ["0s", "1ms", "999ms", "-1s", "soon"] {
+            parse_lifetime(text).expect_err(text);
+        }
+    }
 }
