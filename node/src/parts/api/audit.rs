@@ -21,6 +21,8 @@ const DENIED_DN: &str = "root.api.denied";
 const CALLS_DN: &str = "root.api.calls";
 /// So have those of other nodes, which no person makes.
 const NODES_DN: &str = "root.api.nodes";
+/// And those of strangers that admitted nobody: anyone can make them.
+const STRANGERS_DN: &str = "root.api.strangers";
 
 /// Refusals are logged this often at most. Anyone who reaches the port can be refused: the entries must not evict others.
 const REFUSAL_PERIOD: Duration = Duration::from_secs(1);
@@ -41,14 +43,14 @@ pub(super) enum Refusal {
 pub(super) struct Audit {
     log_store: LogStore,
     refusals: Mutex<RateLimit>,
+    /// Of calls of strangers that were too many.
+    busy: Mutex<RateLimit>,
 }
 
 impl Audit {
     pub(super) fn new(log_store: LogStore) -> Self {
-        Self {
-            log_store,
-            refusals: Mutex::new(RateLimit::new(REFUSAL_PERIOD, REFUSAL_BURST, Instant::now())),
-        }
+        let limit = || Mutex::new(RateLimit::new(REFUSAL_PERIOD, REFUSAL_BURST, Instant::now()));
+        Self { log_store, refusals: limit(), busy: limit() }
     }
 
     fn write(&self, dn: &str, message: LogMessage) {
@@ -63,20 +65,25 @@ impl Audit {
 
     /// Records a connection that was closed before its first call.
     pub(super) fn refused(&self, address: SocketAddr, refusal: &Refusal) {
-        let mut limit = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(unlogged) = limit.next(Instant::now()) else { return };
-        drop(limit);
+        let Some(unlogged) = next_of(&self.refusals) else { return };
         let mut text = match refusal {
             Refusal::UnknownKey(key) => {
                 format!("refused {address}: unknown key {key}; {}", admission_hint(*key))
             }
             Refusal::Handshake(error) => format!("refused {address}: {error}"),
         };
-        if unlogged > 0 {
-            text += &format!(" (and {unlogged} more before it)");
-        }
+        text += &more_text(unlogged);
         self.write(DN, LogMessage::new(Level::Warn, text));
     }
+}
+
+/// If one may be logged: the number of those before it that were not.
+fn next_of(limit: &Mutex<RateLimit>) -> Option<u64> {
+    limit.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now())
+}
+
+fn more_text(unlogged: u64) -> String {
+    if unlogged > 0 { format!(" (and {unlogged} more before it)") } else { String::new() }
 }
 
 /// A call in progress.
@@ -107,16 +114,22 @@ impl Drop for Call {
             // The client has gone: whether the call has acted is in the events.
             None => "canceled".to_owned(),
         };
+        let mut more = String::new();
+        if *principal == Principal::Stranger && self.code == Some(Code::ResourceExhausted) {
+            let Some(unlogged) = next_of(&self.audit.busy) else { return };
+            more = more_text(unlogged);
+        }
         let (level, dn) = match self.code {
-            Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
             // Anyone can make it fail, and the entries must not evict others.
-            Some(code) if *principal == Principal::Stranger && code != Code::Ok => (Level::Warn, DENIED_DN),
-            None if *principal == Principal::Stranger => (Level::Warn, DENIED_DN),
+            code if *principal == Principal::Stranger && code != Some(Code::Ok) => {
+                (Level::Warn, STRANGERS_DN)
+            }
+            Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
             _ if *principal == Principal::Node => (Level::Info, NODES_DN),
             _ if callers_of(&self.path) == Callers::Operators(Role::Reader) => (Level::Info, READS_DN),
             _ => (Level::Info, CALLS_DN),
         };
-        let message = LogMessage::new(level, format!("{method} by {name}: {result}"));
+        let message = LogMessage::new(level, format!("{method} by {name}: {result}{more}"));
         let message = match principal {
             Principal::Operator(role) => {
                 message.with_field("operator", name.as_str()).with_field("role", role.as_str())

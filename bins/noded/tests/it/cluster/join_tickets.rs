@@ -146,7 +146,7 @@ fn a_ticket_that_is_revoked_used_or_mistyped_opens_nothing_and_says_so() {
     give_ticket(&late.scratch, &mistyped);
     failed(&late, "mistyped or incomplete");
     assert_eq!(voters(&first), 2);
-    let denied = first.ask(&["logs", "root.api.denied"]);
+    let denied = first.ask(&["logs", "root.api.strangers"]);
     assert!(denied.contains("Enrol by ed25519:"), "{denied}");
     late.stop();
     thief.stop();
