@@ -47,6 +47,9 @@ pub struct Deps {
 /// seconds.
 #[async_trait]
 pub trait Enroller: fmt::Debug + Send + Sync {
+    /// The key by which it calls, as the voters name it; `None` if nothing can call one.
+    fn caller(&self) -> Option<String>;
+
     /// Redeems a join ticket at this voter, and returns its answer, as
     /// [`JoinTickets::redeem_ticket`](crate::node::JoinTickets::redeem_ticket) made it.
     ///

@@ -449,7 +449,9 @@ impl EnrolmentDriver {
         }
         let port = self.shared.deps.consensus.peer_port.unwrap_or(DEFAULT_PEER_PORT);
         let url = PeerUrl::new(self.wait_address().await?, port);
-        let Some(request) = pending.request(url).map_err(StepError::Credentials)? else { return Ok(None) };
+        let caller = enroller.caller().ok_or(StepError::NoEnroller)?;
+        let request = pending.request(url, &caller).map_err(StepError::Credentials)?;
+        let Some(request) = request else { return Ok(None) };
         (self.shared.test_hook)("redeem");
         let (mut refusal, mut reasons) = (None, Vec::new());
         for voter in pending.ticket().voters() {

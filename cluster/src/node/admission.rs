@@ -7,12 +7,16 @@ use nodekeel_localstorage::pki::{
     Certificate, CertificateTemplate, CommonName, PkiError, PrivateKey, RevocationList,
 };
 use prost::Message as _;
+use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
 use super::golden_ticket::{parse_field, parse_peer, peer_message};
 use super::{GoldenTicket, JoinSecret, JoinTicketId, NodeId, TicketError, wire};
 use crate::consensus::{Peer, PeerUrl};
+
+/// The start of what a node that enrols signs.
+const SIGNED_PREFIX: &[u8] = b"nodekeel: a node of this key enrols\0";
 
 /// What a joining node becomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +61,7 @@ impl FromStr for JoinRole {
 
 /// A node's request to be admitted by a join ticket.
 ///
-/// Both certificates are signed with their own keys, which proves that the node has them.
+/// Its [signatures](Self::sign) prove that the node has both keys: a certificate proves nothing, since it is public.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the voter that answers needs all of it")]
 pub struct EnrolRequest {
@@ -73,12 +77,48 @@ pub struct EnrolRequest {
     pub node_certificate: Certificate,
     /// A certificate of the member's key, for which the cluster's CA issues another.
     pub member_certificate: Certificate,
+    /// The signature by the node's key.
+    pub node_signature: Vec<u8>,
+    /// The signature by the member's key.
+    pub member_signature: Vec<u8>,
 }
 
 impl EnrolRequest {
-    /// Returns whether the node has proved both keys.
-    pub(super) fn is_proved(&self) -> bool {
-        [&self.node_certificate, &self.member_certificate].iter().all(|one| one.is_signed_by(one))
+    /// Signs the request with the node's key and the member's, for a call by this key.
+    pub fn sign(&mut self, caller: &str, node: &PrivateKey, member: &PrivateKey) {
+        let message = self.signed_bytes(caller);
+        let sign = |key: &PrivateKey| {
+            let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.expose_pkcs8());
+            pair.expect("a private key is one of Ed25519").sign(&message).as_ref().to_vec()
+        };
+        (self.node_signature, self.member_signature) = (sign(node), sign(member));
+    }
+
+    /// Returns whether both keys have signed the request for a call by this key, and the node's certificate is its own.
+    pub(super) fn is_proved(&self, caller: &str) -> bool {
+        let message = self.signed_bytes(caller);
+        let is_signed = |by: &Certificate, signature: &[u8]| {
+            UnparsedPublicKey::new(&ED25519, by.public_key().as_bytes()).verify(&message, signature).is_ok()
+        };
+        is_signed(&self.node_certificate, &self.node_signature)
+            && is_signed(&self.member_certificate, &self.member_signature)
+            && self.node_certificate.is_signed_by(&self.node_certificate)
+    }
+
+    /// All of the request but the secret, and the key that calls: nobody else can repeat it, nor use its parts in another.
+    fn signed_bytes(&self, caller: &str) -> Vec<u8> {
+        [
+            SIGNED_PREFIX,
+            self.ticket.as_bytes(),
+            self.node_certificate.public_key().as_bytes(),
+            self.member_certificate.public_key().as_bytes(),
+            self.role.to_string().as_bytes(),
+            b"\0",
+            self.url.as_str().as_bytes(),
+            b"\0",
+            caller.as_bytes(),
+        ]
+        .concat()
     }
 }
 

@@ -88,17 +88,21 @@ impl PendingJoin {
         Zeroizing::new(config.encode_to_vec())
     }
 
-    /// The request to the voters; `None` without keys.
-    pub(crate) fn request(&self, url: PeerUrl) -> Result<Option<EnrolRequest>, PkiError> {
+    /// The request to the voters, for calls by this key; `None` without keys.
+    pub(crate) fn request(&self, url: PeerUrl, caller: &str) -> Result<Option<EnrolRequest>, PkiError> {
         let Some(keys) = &self.keys else { return Ok(None) };
-        Ok(Some(EnrolRequest {
+        let mut request = EnrolRequest {
             ticket: self.ticket.id(),
             secret: self.ticket.secret().clone(),
             url,
             role: JoinRole::Voter,
             node_certificate: keys.node_certificate.clone(),
             member_certificate: CertificateTemplate::default().self_sign(&keys.member)?,
-        }))
+            node_signature: Vec::new(),
+            member_signature: Vec::new(),
+        };
+        request.sign(caller, &keys.node, &keys.member);
+        Ok(Some(request))
     }
 
     /// The golden ticket that the answer of a voter and the node's keys make.

@@ -343,8 +343,8 @@ impl JoinTickets {
         request: &EnrolRequest,
         now: SystemTime,
     ) -> Result<Vec<u8>, EnrolError> {
-        if !request.is_proved() {
-            return Err(EnrolError::Request("a certificate is not signed with its own key"));
+        if !request.is_proved(key) {
+            return Err(EnrolError::Request("its keys have not signed it for the key that calls"));
         }
         let host: IpAddr =
             request.url.host().parse().map_err(|_| EnrolError::Request("the node has no address"))?;

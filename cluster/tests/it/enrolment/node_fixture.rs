@@ -250,6 +250,10 @@ impl InProcessVoter {
 
 #[async_trait]
 impl Enroller for InProcessVoter {
+    fn caller(&self) -> Option<String> {
+        Some(self.key.clone())
+    }
+
     async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
         let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
         if !self.is_reachable.load(Ordering::SeqCst) {

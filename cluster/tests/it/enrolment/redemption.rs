@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{Enroller, EnrolmentState, WaitCause};
 use nodekeel_cluster::node::{
-    EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits,
+    EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits, JoinTickets,
 };
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
 
@@ -20,20 +20,44 @@ use super::rejections::interrupt;
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-fn self_signed() -> Certificate {
-    CertificateTemplate::default().self_sign(&PrivateKey::generate().expect("a key")).expect("a certificate")
+/// The keys of a node that is new.
+struct NewNode {
+    node: PrivateKey,
+    certificate: Certificate,
+    member: PrivateKey,
 }
 
-/// A request by this ticket of a new node.
-fn request(ticket: &JoinTicket, address: &str) -> EnrolRequest {
-    EnrolRequest {
-        ticket: ticket.id(),
-        secret: ticket.secret().clone(),
-        url: peer_url(address),
-        role: JoinRole::Voter,
-        node_certificate: self_signed(),
-        member_certificate: self_signed(),
+impl NewNode {
+    fn new() -> Self {
+        let (node, member) = (PrivateKey::generate().expect("a key"), PrivateKey::generate().expect("a key"));
+        Self { certificate: self_sign(&node), node, member }
     }
+
+    /// Its request by this ticket, for a call by this key.
+    fn request(&self, caller: &str, ticket: &JoinTicket, address: &str) -> EnrolRequest {
+        let mut request = EnrolRequest {
+            ticket: ticket.id(),
+            secret: ticket.secret().clone(),
+            url: peer_url(address),
+            role: JoinRole::Voter,
+            node_certificate: self.certificate.clone(),
+            member_certificate: self_sign(&self.member),
+            node_signature: Vec::new(),
+            member_signature: Vec::new(),
+        };
+        request.sign(caller, &self.node, &self.member);
+        request
+    }
+}
+
+fn self_sign(key: &PrivateKey) -> Certificate {
+    CertificateTemplate::default().self_sign(key).expect("a certificate")
+}
+
+/// The number of uses of all tickets.
+async fn count_uses(tickets: &JoinTickets) -> usize {
+    let listed = tickets.list_tickets().await.expect("listed");
+    listed.iter().map(|ticket| ticket.redemptions.len()).sum()
 }
 
 fn uses(uses: u16) -> JoinTicketLimits {
@@ -95,7 +119,8 @@ async fn the_same_key_gets_the_same_answer_and_another_key_none() {
     let voter = InProcessVoter::new(&cluster.first.node, "");
     let ticket = voter.create_ticket(&uses(1)).await;
     let tickets = cluster.first.node.join_tickets().expect("a running node");
-    let (now, request) = (SystemTime::now(), request(&ticket, "192.0.2.2"));
+    let (now, node) = (SystemTime::now(), NewNode::new());
+    let request = node.request("a", &ticket, "192.0.2.2");
     let first = tickets.redeem_ticket("a", &request, now).await.expect("admitted");
     // Neither the answer nor what the cluster has stored of it contains a private key.
     GoldenTicket::from_config(&first).expect_err("the keys are the node's");
@@ -113,39 +138,75 @@ async fn the_same_key_gets_the_same_answer_and_another_key_none() {
     let refused = async |key: &str, request: &EnrolRequest| {
         tickets.redeem_ticket(key, request, now).await.expect_err("refused")
     };
-    assert!(matches!(refused("b", &request).await, EnrolError::UsedUp { id } if id == one));
+    let by_b = node.request("b", &ticket, "192.0.2.2");
+    assert!(matches!(refused("b", &by_b).await, EnrolError::UsedUp { id } if id == one));
     // The same key with another key of the node: it was reset.
-    let reset = EnrolRequest { node_certificate: self_signed(), ..request.clone() };
+    let other = NewNode::new();
+    let reset = other.request("a", &ticket, "192.0.2.2");
     assert!(matches!(refused("a", &reset).await, EnrolError::UsedUp { .. }));
-    let elsewhere = EnrolRequest { url: peer_url("192.0.2.3"), ..request.clone() };
+    let elsewhere = other.request("a", &ticket, "192.0.2.3");
     assert!(matches!(refused("a", &elsewhere).await, EnrolError::UsedUp { .. }));
     // The place of a node that has not joined is not given to another.
     let more = voter.create_ticket(&uses(9)).await;
-    let other = EnrolRequest { ticket: more.id(), secret: more.secret().clone(), ..request.clone() };
-    assert!(matches!(refused("b", &other).await, EnrolError::Taken { .. }));
+    let at_taken = other.request("b", &more, "192.0.2.2");
+    assert!(matches!(refused("b", &at_taken).await, EnrolError::Taken { .. }));
     let golden = cluster.issuer().issue_ticket(&peer_url("192.0.2.2")).await.expect_err("a node's own keys");
     assert!(golden.to_string().contains("a node has redeemed a join ticket"), "{golden}");
     // A voter is at the address.
-    let at_voter = EnrolRequest { url: peer_url("192.0.2.1"), ..other };
+    let at_voter = other.request("b", &more, "192.0.2.1");
     assert!(refused("b", &at_voter).await.to_string().contains("can't admit the node"));
     // A guessed secret, and an unknown ticket, are refused alike.
     let guessed = EnrolRequest { secret: more.secret().clone(), ..request.clone() };
-    let unknown = EnrolRequest { ticket: "0123456789abcdef".parse().expect("an id"), ..request.clone() };
+    let mut unknown = EnrolRequest { ticket: "0123456789abcdef".parse().expect("an id"), ..request.clone() };
+    unknown.sign("a", &node.node, &node.member);
     let texts = [refused("a", &guessed).await.to_string(), refused("a", &unknown).await.to_string()];
     assert_eq!(texts[0], texts[1]);
     assert!(texts[0].contains("knows no such join ticket"), "{texts:?}");
-    // Proofs of other keys.
-    let forged =
-        Certificate::from_der(&golden_certificate_of_another_issuer(&cluster).await).expect("a certificate");
-    let forged = EnrolRequest { node_certificate: forged, ..request };
-    assert!(matches!(refused("a", &forged).await, EnrolError::Request(_)));
     cluster.stop().await;
 }
 
-/// A certificate that its own key has not signed.
-async fn golden_certificate_of_another_issuer(cluster: &MemoryCluster) -> Vec<u8> {
-    let ticket = cluster.issue("192.0.2.9").await;
-    ticket.member_credentials().certificate.der_bytes().to_vec()
+#[tokio::test]
+async fn who_has_not_the_keys_is_not_admitted_and_uses_nothing() {
+    let cluster = MemoryCluster::start().await;
+    let ticket = InProcessVoter::new(&cluster.first.node, "").create_ticket(&uses(9)).await;
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let (node, thief) = (NewNode::new(), NewNode::new());
+    let good = node.request("a", &ticket, "192.0.2.2");
+    let golden = cluster.issue("192.0.2.9").await.member_credentials();
+    // The certificates of others are public.
+    let forged = |change: &dyn Fn(&mut EnrolRequest)| {
+        let mut request = thief.request("thief", &ticket, "192.0.2.2");
+        change(&mut request);
+        request.sign("thief", &thief.node, &thief.member);
+        ("thief", request)
+    };
+    let replayed = |change: &dyn Fn(&mut EnrolRequest)| {
+        let mut request = good.clone();
+        change(&mut request);
+        ("a", request)
+    };
+    for (caller, request) in [
+        forged(&|it| it.node_certificate = good.node_certificate.clone()),
+        forged(&|it| it.member_certificate = good.member_certificate.clone()),
+        forged(&|it| it.member_certificate = golden.certificate.clone()),
+        ("thief", good.clone()),
+        replayed(&|it| it.url = peer_url("192.0.2.3")),
+        replayed(&|it| it.member_certificate = self_sign(&thief.member)),
+        replayed(&|it| it.member_signature = it.node_signature.clone()),
+        replayed(&|it| it.node_signature.clear()),
+    ] {
+        let refused = tickets.redeem_ticket(caller, &request, SystemTime::now()).await;
+        assert!(matches!(refused, Err(EnrolError::Request(_))), "{request:?}: {refused:?}");
+    }
+    // Its own key has not signed the certificate.
+    let mut foreign = node.request("a", &ticket, "192.0.2.2");
+    foreign.node_certificate = golden.certificate.clone();
+    foreign.sign("a", &golden.key, &node.member);
+    let refused = tickets.redeem_ticket("a", &foreign, SystemTime::now()).await;
+    assert!(matches!(refused, Err(EnrolError::Request(_))), "{refused:?}");
+    assert_eq!(count_uses(&tickets).await, 0);
+    tickets.redeem_ticket("a", &good, SystemTime::now()).await.expect("admitted");
+    cluster.stop().await;
 }
 
 #[tokio::test]
@@ -156,11 +217,12 @@ async fn a_revoked_ticket_opens_nothing_and_takes_back_what_it_has_given() {
     let (unused, redeemed) = (voter.create_ticket(&uses(1)).await, voter.create_ticket(&uses(3)).await);
     assert_eq!(tickets.revoke_ticket(unused.id()).await.expect("revoked"), []);
     let now = SystemTime::now();
-    let refused = tickets.redeem_ticket("thief", &request(&unused, "192.0.2.6"), now).await;
+    let refused =
+        tickets.redeem_ticket("thief", &NewNode::new().request("thief", &unused, "192.0.2.6"), now).await;
     assert!(matches!(refused, Err(EnrolError::Revoked { .. })), "{refused:?}");
     let (joined, _) = enrolling(&cluster, "192.0.2.2", &redeemed);
     let (run, _) = joined.run_to_running().await;
-    let late = request(&redeemed, "192.0.2.3");
+    let late = NewNode::new().request("late", &redeemed, "192.0.2.3");
     tickets.redeem_ticket("late", &late, now).await.expect("admitted");
     for revoked in [&[peer_url("192.0.2.3")][..], &[]] {
         assert_eq!(tickets.revoke_ticket(redeemed.id()).await.expect("revoked"), revoked);
@@ -185,7 +247,7 @@ async fn the_limits_of_a_ticket_are_named_to_its_holder() {
     limits.address = Some(parse_ip("192.0.2.2"));
     limits.valid_for = Duration::from_secs(60);
     let ticket = voter.create_ticket(&limits).await;
-    let (now, request) = (SystemTime::now(), request(&ticket, "192.0.2.3"));
+    let (now, request) = (SystemTime::now(), NewNode::new().request("a", &ticket, "192.0.2.3"));
     let refused = tickets.redeem_ticket("a", &request, now).await.expect_err("another address");
     assert!(refused.to_string().contains("is for a node at 192.0.2.2, and this one is at 192.0.2.3"));
     let later = now + Duration::from_secs(61);

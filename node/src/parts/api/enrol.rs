@@ -46,13 +46,22 @@ impl fmt::Debug for ApiEnroller {
     }
 }
 
+impl ApiEnroller {
+    /// The API; a reload may have switched it on or off.
+    fn api(&self) -> Option<Arc<Api>> {
+        self.0.extension::<Arc<Api>>().filter(|_| is_on(&self.0.plan().config))
+    }
+}
+
 #[tonic::async_trait]
 impl Enroller for ApiEnroller {
+    fn caller(&self) -> Option<String> {
+        self.api().map(|api| api.key.public_key().to_string())
+    }
+
     async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
         let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
-        // A reload may have switched it on or off.
-        let api = self.0.extension::<Arc<Api>>().filter(|_| is_on(&self.0.plan().config));
-        let api = api.ok_or(EnrolCallError::Disabled)?;
+        let api = self.api().ok_or(EnrolCallError::Disabled)?;
         let called = timeout(CALL_TIMEOUT, call_voter(voter, &api.key, request)).await;
         let late = || format!("it does not answer within {} s", CALL_TIMEOUT.as_secs()).into();
         called.map_err(|_| unavailable(late()))?
@@ -114,6 +123,8 @@ fn to_message(request: &EnrolRequest) -> node_v1::EnrolRequest {
         port: request.url.port().into(),
         node_certificate: request.node_certificate.der_bytes().to_vec(),
         member_certificate: request.member_certificate.der_bytes().to_vec(),
+        node_signature: request.node_signature.clone(),
+        member_signature: request.member_signature.clone(),
     }
 }
 
@@ -139,6 +150,8 @@ fn parse_message(message: &node_v1::EnrolRequest) -> Result<EnrolRequest, Invali
         role: message.role.parse().map_err(InvalidRequest::Role)?,
         node_certificate: certificate(&message.node_certificate)?,
         member_certificate: certificate(&message.member_certificate)?,
+        node_signature: message.node_signature.clone(),
+        member_signature: message.member_signature.clone(),
     })
 }
 
@@ -207,18 +220,20 @@ mod tests {
     use super::*;
 
     fn request() -> EnrolRequest {
-        let certificate = || {
-            let key = nodekeel_localstorage::pki::PrivateKey::generate().expect("a key");
-            CertificateTemplate::default().self_sign(&key).expect("a certificate")
-        };
-        EnrolRequest {
+        let key = nodekeel_localstorage::pki::PrivateKey::generate().expect("a key");
+        let certificate = || CertificateTemplate::default().self_sign(&key).expect("a certificate");
+        let mut request = EnrolRequest {
             ticket: JoinTicketId::from_bytes(*b"12345678"),
             secret: JoinSecret::from_bytes(&[217; 16]).expect("16 bytes"),
             url: "https://[2001:db8::1]:7001".parse().expect("a URL"),
             role: JoinRole::Voter,
             node_certificate: certificate(),
             member_certificate: certificate(),
-        }
+            node_signature: Vec::new(),
+            member_signature: Vec::new(),
+        };
+        request.sign("ed25519:a", &key, &key);
+        request
     }
 
     #[test]
