@@ -8,11 +8,12 @@ use prost::Message as _;
 use thiserror::Error;
 
 use super::admission::Admission;
-use super::ticket_issuer::ticket_key;
+use super::ticket_issuer::{TICKETS_NAMESPACE, ticket_key};
 use super::{
-    EnrolRequest, GoldenTicketIssuer, JoinRole, JoinTicket, JoinTicketId, NodeId, TicketError,
-    TicketIssueError, TicketVoter,
+    EnrolRequest, GoldenTicketIssuer, JoinRole, JoinTicket, JoinTicketId, NODES_NAMESPACE, NodeId,
+    TicketError, TicketIssueError, TicketVoter, node_store,
 };
+use crate::consensus::join::invitation_key;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, Txn, TxnOp};
 use crate::consensus::{Peer, PeerUrl};
 use crate::pki::CertificateSpec;
@@ -34,6 +35,7 @@ const ATTEMPTS: usize = 16;
 /// # Contract
 /// - The same key and request are answered by the same admission until the node has joined, also after the ticket has expired.
 /// - A ticket admits at most as many nodes as it has uses, and none after it has expired or was revoked.
+/// - A node is admitted at one URL, and only if it has proved its keys.
 #[derive(Clone, Debug)]
 pub struct JoinTickets {
     issuer: GoldenTicketIssuer,
@@ -145,6 +147,26 @@ pub enum EnrolError {
         /// The URL.
         url: PeerUrl,
     },
+    /// The node of these keys has joined.
+    #[error(
+        "node {node} is in the cluster already: if this machine is a copy of it, copy a join ticket to it once more, and it makes \
+         its own keys; if the node is lost, type `nodectl cluster remove {node}` on a member"
+    )]
+    Joined {
+        /// The node.
+        node: NodeId,
+    },
+    /// The node of these keys was admitted at another URL, and has not joined yet.
+    #[error(
+        "node {node} was admitted at {url}: if this machine is a copy of it, copy a join ticket to it once more, and it makes its \
+         own keys; if its address has changed, type `nodectl cluster ticket revoke --address` with the former one on a member"
+    )]
+    Elsewhere {
+        /// The node.
+        node: NodeId,
+        /// The URL.
+        url: String,
+    },
     /// Others change the same ticket. A retry helps.
     #[error("the join ticket is being changed by others: try again")]
     Contended,
@@ -232,6 +254,9 @@ struct RedemptionRecord {
     url: String,
     #[prost(uint64, tag = "4")]
     at: u64,
+    /// The serial number of the certificate that the node got.
+    #[prost(bytes = "vec", tag = "5")]
+    serial: Vec<u8>,
 }
 
 impl JoinTickets {
@@ -308,19 +333,36 @@ impl JoinTickets {
         };
         let mut revoked = Vec::new();
         for redemption in record.redemptions {
-            let Ok(url) = redemption.url.parse::<PeerUrl>() else { continue };
-            let stored = self.issuer.load_stored(&url).await.map_err(JoinTicketError::Revoke)?;
-            if stored.is_none_or(|stored| stored.node_id().as_str() != redemption.node) {
-                continue;
-            }
-            match self.issuer.revoke_ticket(&url).await {
-                Ok(_) => revoked.push(url),
-                // The node has joined in this moment.
-                Err(TicketIssueError::MemberExists { .. }) => {}
-                Err(error) => return Err(JoinTicketError::Revoke(error)),
+            if let Some(url) = self.revoke_redemption(&redemption).await.map_err(JoinTicketError::Revoke)? {
+                revoked.push(url);
             }
         }
         Ok(revoked)
+    }
+
+    /// Takes back what a node has got, unless it has joined. Returns its URL if there was anything.
+    async fn revoke_redemption(
+        &self,
+        redemption: &RedemptionRecord,
+    ) -> Result<Option<PeerUrl>, TicketIssueError> {
+        let (Ok(node), Ok(url)) = (redemption.node.parse(), redemption.url.parse()) else { return Ok(None) };
+        if self.issuer.has_joined(&node).await? {
+            return Ok(None);
+        }
+        let place = self.issuer.load_stored(&url).await?;
+        let has_place = place.is_some_and(|place| *place.node_id() == node);
+        if has_place {
+            match self.issuer.revoke_ticket(&url).await {
+                Ok(_) => {}
+                // The node has joined in this moment.
+                Err(TicketIssueError::MemberExists { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        // Also without a place: the node has the certificate.
+        let ca = self.issuer.running().load_ca().await.map_err(TicketIssueError::Revoke)?;
+        let is_new = ca.revoke_serial(&redemption.serial).await.map_err(TicketIssueError::Revoke)?;
+        Ok((has_place || is_new).then_some(url))
     }
 
     /// Revokes an unused golden ticket, or what a node has got by a join ticket, as
@@ -366,8 +408,9 @@ impl JoinTickets {
         now: SystemTime,
     ) -> Result<Option<Admission>, EnrolError> {
         let (id, url) = (request.ticket, &request.url);
-        let kv = self.issuer.tickets();
-        let stored = kv.get(record_key(id).as_bytes()).await.map_err(EnrolError::Kv)?;
+        let root = self.issuer.running().root_kv();
+        let ticket = root_key(TICKETS_NAMESPACE, &record_key(id));
+        let stored = root.get(ticket.as_bytes()).await.map_err(EnrolError::Kv)?;
         let mut record = match &stored {
             Some(stored) => TicketRecord::decode(&*stored.value).map_err(|_| EnrolError::Damaged { id })?,
             None => TicketRecord::default(),
@@ -379,6 +422,9 @@ impl JoinTickets {
         if record.is_revoked {
             return Err(EnrolError::Revoked { id });
         }
+        let node = NodeId::from_key(self.issuer.prefix(), &request.node_certificate.public_key());
+        let node = node.map_err(|error| EnrolError::Issue(TicketIssueError::NodeName(error)))?;
+        let is_new = self.check_new(&node, url).await?;
         self.issuer.check_free(url).await.map_err(EnrolError::Issue)?;
         let taken = self.issuer.load_stored(url).await.map_err(EnrolError::Issue)?;
         let is_recorded = record.redemptions.iter().any(|one| one.key == key && one.url == url.as_str());
@@ -390,27 +436,54 @@ impl JoinTickets {
                 None => Ok(()),
             })?,
         }
-        let admission = self.certify(request, host).await?;
+        let (admission, serial) = self.certify(request, &node, host).await?;
         record.redemptions.push(RedemptionRecord {
             key: key.to_owned(),
-            node: admission.node_id().to_string(),
+            node: node.to_string(),
             url: url.to_string(),
             at: unix_seconds(now),
+            serial,
         });
-        // In one step: the ticket is used exactly if the node has its place.
-        let redeem = Txn::new()
+        // In one step: the ticket is used exactly if the node has its place, the only one of its keys.
+        let place = root_key(TICKETS_NAMESPACE, &ticket_key(url));
+        let mut redeem = Txn::new()
             .when(Compare::key_unchanged(&stored))
-            .when(Compare::key_absent(ticket_key(url)))
-            .then(TxnOp::put(record_key(id), record.encode_to_vec()))
-            .then(TxnOp::put(ticket_key(url), admission.to_config().to_vec()));
-        let done = kv.txn(redeem).await.map_err(EnrolError::Kv)?;
+            .when(Compare::key_absent(place.as_str()))
+            .then(TxnOp::put(ticket, record.encode_to_vec()))
+            .then(TxnOp::put(place, admission.to_config().to_vec()))
+            .then(TxnOp::put(invitation_key(node.as_str()), url.as_str()));
+        redeem.when.extend(is_new);
+        let done = root.txn(redeem).await.map_err(EnrolError::Kv)?;
         Ok(done.succeeded.then_some(admission))
     }
 
-    /// Makes the certificate of a node's member. If it is not used, its key's owner never gets it.
-    async fn certify(&self, request: &EnrolRequest, host: IpAddr) -> Result<Admission, EnrolError> {
-        let node = NodeId::from_key(self.issuer.prefix(), &request.node_certificate.public_key());
-        let node = node.map_err(|error| EnrolError::Issue(TicketIssueError::NodeName(error)))?;
+    /// Refuses a node that has joined, or is invited at another URL. Returns what has to hold for that until it is invited.
+    async fn check_new(&self, node: &NodeId, url: &PeerUrl) -> Result<[Compare; 2], EnrolError> {
+        if self.issuer.has_joined(node).await.map_err(EnrolError::Issue)? {
+            return Err(EnrolError::Joined { node: node.clone() });
+        }
+        let key = invitation_key(node.as_str());
+        let is_same = match self.issuer.running().root_kv().get(&key).await.map_err(EnrolError::Kv)? {
+            None => Compare::key_absent(key),
+            Some(invitation) if invitation.value == url.as_str().as_bytes() => {
+                Compare::key_unchanged(&invitation)
+            }
+            Some(invitation) => {
+                let url = String::from_utf8_lossy(&invitation.value).into_owned();
+                return Err(EnrolError::Elsewhere { node: node.clone(), url });
+            }
+        };
+        Ok([is_same, Compare::key_absent(root_key(NODES_NAMESPACE, &node_store::record_key(node)))])
+    }
+
+    /// Makes the certificate of a node's member, and returns its serial number too. If it is not used, its key's owner never gets
+    /// it.
+    async fn certify(
+        &self,
+        request: &EnrolRequest,
+        node: &NodeId,
+        host: IpAddr,
+    ) -> Result<(Admission, Vec<u8>), EnrolError> {
         let name: crate::consensus::MemberName =
             node.as_str().parse().map_err(|error| EnrolError::Issue(TicketIssueError::MemberName(error)))?;
         let failed = |error| EnrolError::Issue(TicketIssueError::Ca(error));
@@ -420,8 +493,10 @@ impl JoinTickets {
         let certificate = ca.certify_key(key, &spec).await.map_err(failed)?;
         let revoked = ca.revocation_list().await.map_err(failed)?;
         let this = Peer::new(name, request.url.clone());
-        Admission::new(&request.node_certificate, &certificate, ca.ca_certificate(), &revoked, &this)
-            .map_err(EnrolError::Admission)
+        let admission =
+            Admission::new(&request.node_certificate, &certificate, ca.ca_certificate(), &revoked, &this)
+                .map_err(EnrolError::Admission)?;
+        Ok((admission, certificate.serial_number().to_vec()))
     }
 
     async fn read_all(&self) -> Result<Vec<(KeyValue, TicketRecord)>, KvError> {
@@ -470,6 +545,11 @@ impl RedemptionRecord {
     }
 }
 
+/// The key of a key in a namespace, among all keys.
+fn root_key((module, namespace): (&str, &str), key: &str) -> String {
+    format!("{module}:{namespace}{key}")
+}
+
 fn record_key(id: JoinTicketId) -> String {
     format!("{PREFIX}{id}")
 }
@@ -494,5 +574,112 @@ pub(crate) fn check_arbitrary_record(bytes: &[u8]) {
         let id = JoinTicketId::from_bytes([0; 8]);
         let _ = record.to_stored(id);
         let _ = record.check_limits(id, IpAddr::from([192, 0, 2, 1]), UNIX_EPOCH);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::super::admission::JoinKeys;
+    use super::super::{NodeRecord, NodeRoles};
+    use super::*;
+    use crate::consensus::kv::{KvStore, RangeResponse, Revision, TxnResponse, WatchStream};
+    use crate::consensus::memory::MemoryKv;
+    use crate::consensus::{ClusterAccess, ClusterMembers, Member, MemberId, MembershipError, NewMember};
+    use crate::pki::PendingCa;
+    use async_trait::async_trait;
+
+    /// A store in which another voter writes a key before a node gets its place.
+    #[derive(Debug, Default)]
+    struct Raced {
+        store: MemoryKv,
+        write: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
+    }
+
+    #[async_trait]
+    impl KvStore for Raced {
+        async fn range(&self, keys: KeyRange) -> Result<RangeResponse, KvError> {
+            self.store.range(keys).await
+        }
+        async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
+            if txn.then.len() == 3 {
+                let write = self.write.lock().unwrap().take();
+                if let Some((key, value)) = write {
+                    self.store.put(&key, &value).await?;
+                }
+            }
+            self.store.txn(txn).await
+        }
+        async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
+            self.store.watch(keys, from).await
+        }
+    }
+
+    #[derive(Debug)]
+    struct NoMembers;
+
+    #[async_trait]
+    impl ClusterMembers for NoMembers {
+        async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
+            Ok(Vec::new())
+        }
+        async fn add_learner(&self, _: &NewMember) -> Result<Member, MembershipError> {
+            Err(MembershipError::Stopped)
+        }
+        async fn promote_member(&self, _: MemberId) -> Result<(), MembershipError> {
+            Err(MembershipError::Stopped)
+        }
+        async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
+            Err(MembershipError::Stopped)
+        }
+        async fn prepare_leave(&self) -> Result<(), MembershipError> {
+            Err(MembershipError::Stopped)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_another_voter_admits_or_that_joins_in_this_moment_uses_nothing() {
+        let store = Arc::new(Raced::default());
+        let root: Arc<dyn KvStore> = store.clone();
+        PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
+        let this = Member::new(MemberId(1), None, Vec::new(), false);
+        let access = ClusterAccess::new(this, root, Arc::new(NoMembers));
+        let tickets = JoinTickets::new(GoldenTicketIssuer::new(access, "node-").unwrap());
+        let limits = JoinTicketLimits { uses: 9.try_into().unwrap(), ..JoinTicketLimits::default() };
+        let ticket = tickets.create_ticket(&limits, &[], UNIX_EPOCH).await.unwrap();
+        let keys = JoinKeys::generate("node-").unwrap();
+        let node = NodeId::from_key("node-", &keys.node.public_key()).unwrap();
+        let mut request = EnrolRequest {
+            ticket: ticket.id(),
+            secret: ticket.secret().clone(),
+            url: "https://192.0.2.2:7834".parse().unwrap(),
+            role: JoinRole::Voter,
+            node_certificate: keys.node_certificate.clone(),
+            member_certificate: keys.node_certificate.clone(),
+            node_signature: Vec::new(),
+            member_signature: Vec::new(),
+        };
+        request.sign("a", &keys.node, &keys.node);
+        let record = NodeRecord {
+            certificate: keys.node_certificate.clone(),
+            former_unlock_key: None,
+            address: None,
+            roles: NodeRoles::empty(),
+        };
+        let invitation = invitation_key(node.as_str());
+        let joined = root_key(NODES_NAMESPACE, &node_store::record_key(&node)).into_bytes();
+        for (key, value, expected) in [
+            (invitation, b"https://192.0.2.3:7834".to_vec(), "was admitted at https://192.0.2.3:7834"),
+            (joined, record.to_bytes(), "is in the cluster already"),
+        ] {
+            *store.write.lock().unwrap() = Some((key.clone(), value));
+            let refused = tickets.redeem_ticket("a", &request, UNIX_EPOCH).await.unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+            store.store.delete(KeyRange::single_key(key)).await.unwrap();
+        }
+        assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions, []);
+        tickets.redeem_ticket("a", &request, UNIX_EPOCH).await.unwrap();
+        assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions.len(), 1);
     }
 }

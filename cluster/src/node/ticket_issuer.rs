@@ -189,6 +189,12 @@ impl GoldenTicketIssuer {
         Ok(stored)
     }
 
+    /// Returns whether a node has a record, and so has joined.
+    pub(super) async fn has_joined(&self, node: &NodeId) -> Result<bool, TicketIssueError> {
+        let record = self.nodes.load_record(node).await.map_err(TicketIssueError::Record)?;
+        Ok(record.is_some())
+    }
+
     /// Refuses a URL at which there is a voter.
     pub(super) async fn check_free(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
         let members = list_members(&*self.running.cluster_members()).await?;
@@ -309,13 +315,11 @@ impl GoldenTicketIssuer {
         let Some(stored) = stored else { return Ok(None) };
         let ticket = parse_stored(url, &stored.value)?;
         // A record shows that the node has joined, and was killed before it could delete its ticket.
-        match self.nodes.load_record(ticket.node_id()).await.map_err(TicketIssueError::Record)? {
-            None => Ok(Some(ticket)),
-            Some(_) => {
-                self.delete_ticket(url).await?;
-                Ok(None)
-            }
+        if self.has_joined(ticket.node_id()).await? {
+            self.delete_ticket(url).await?;
+            return Ok(None);
         }
+        Ok(Some(ticket))
     }
 
     /// Creates a ticket; if another call creates one at the same time, returns that one.

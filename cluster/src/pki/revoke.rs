@@ -21,25 +21,46 @@ impl ClusterCa {
     /// [`CaError::Sealed`]; [`CaError::UnknownName`]; [`CaError::Contended`]; an error that names an invalid stored value;
     /// [`CaError::Store`], after which the call can be repeated.
     pub async fn revoke_name(&self, name: &str) -> Result<Vec<Certificate>, CaError> {
+        let is_named = |certificate: &Certificate| SubjectNames::from_certificate(certificate).is_named(name);
+        let (certificates, _) = self.revoke_matching(is_named).await?;
+        if certificates.is_empty() {
+            return Err(CaError::UnknownName { name: name.to_owned() });
+        }
+        Ok(certificates)
+    }
+
+    /// Revokes the certificate of this serial number, as [`revoke_name`](Self::revoke_name) does. Returns whether it was issued,
+    /// and not revoked before.
+    ///
+    /// # Errors
+    /// Those of [`revoke_name`](Self::revoke_name); an unknown number is none.
+    pub async fn revoke_serial(&self, serial: &[u8]) -> Result<bool, CaError> {
+        let (_, is_new) = self.revoke_matching(|certificate| certificate.serial_number() == serial).await?;
+        Ok(is_new)
+    }
+
+    /// Revokes certificates. Returns all of them, and whether one was not revoked before.
+    async fn revoke_matching(
+        &self,
+        is_meant: impl Fn(&Certificate) -> bool,
+    ) -> Result<(Vec<Certificate>, bool), CaError> {
         // Each attempt starts from the newest list, so that no concurrent revocation is lost.
         for _ in 0..MAX_ATTEMPTS {
-            let (list, stored, certificates) = self.read_revocation_state(name).await?;
-            if certificates.is_empty() {
-                return Err(CaError::UnknownName { name: name.to_owned() });
-            }
+            let (list, stored, certificates) = self.read_revocation_state(&is_meant).await?;
             let new: Vec<_> =
                 certificates.iter().filter(|certificate| !list.is_revoked(certificate)).collect();
-            if new.is_empty() || self.replace_list(&list, &stored, &new).await? {
-                return Ok(certificates);
+            let is_new = !new.is_empty();
+            if !is_new || self.replace_list(&list, &stored, &new).await? {
+                return Ok((certificates, is_new));
             }
         }
         Err(CaError::Contended)
     }
 
-    /// The list, its stored value, and the certificates of a name, all read in one transaction.
+    /// The list, its stored value, and the certificates that are meant, all read in one transaction.
     async fn read_revocation_state(
         &self,
-        name: &str,
+        is_meant: impl Fn(&Certificate) -> bool,
     ) -> Result<(RevocationList, KeyValue, Vec<Certificate>), CaError> {
         let issued = TxnOp::Range(KeyRange::prefix(ISSUED_PREFIX));
         let done = self.root_kv.txn(Txn::new().then(TxnOp::get(CRL_PATH)).then(issued)).await;
@@ -50,7 +71,7 @@ impl ClusterCa {
         let mut certificates = Vec::new();
         for kv in &values.certificates {
             let certificate = self.check_issued(&kv.key, &kv.value)?;
-            if SubjectNames::from_certificate(&certificate).is_named(name) {
+            if is_meant(&certificate) {
                 certificates.push(certificate);
             }
         }

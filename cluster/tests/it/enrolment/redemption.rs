@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime};
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{Enroller, EnrolmentState, WaitCause};
 use nodekeel_cluster::node::{
-    EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits, JoinTickets,
+    DEFAULT_NODE_PREFIX, EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits,
+    JoinTickets, NodeId, NodeRecord, NodeRoles,
 };
+use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
 
 use super::node_fixture::{
@@ -31,6 +33,10 @@ impl NewNode {
     fn new() -> Self {
         let (node, member) = (PrivateKey::generate().expect("a key"), PrivateKey::generate().expect("a key"));
         Self { certificate: self_sign(&node), node, member }
+    }
+
+    fn id(&self) -> NodeId {
+        NodeId::from_key(DEFAULT_NODE_PREFIX, &self.node.public_key()).expect("a name")
     }
 
     /// Its request by this ticket, for a call by this key.
@@ -206,6 +212,66 @@ async fn who_has_not_the_keys_is_not_admitted_and_uses_nothing() {
     assert!(matches!(refused, Err(EnrolError::Request(_))), "{refused:?}");
     assert_eq!(count_uses(&tickets).await, 0);
     tickets.redeem_ticket("a", &good, SystemTime::now()).await.expect("admitted");
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_is_admitted_at_one_address_until_it_has_joined_and_then_at_none() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let ticket = voter.create_ticket(&uses(9)).await;
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let (now, node) = (SystemTime::now(), NewNode::new());
+    // Two copies of one machine.
+    let copies = ["192.0.2.2", "192.0.2.3"].map(|address| node.request("a", &ticket, address));
+    let (one, two) = tokio::join!(
+        tickets.redeem_ticket("a", &copies[0], now),
+        tickets.redeem_ticket("a", &copies[1], now)
+    );
+    let refused = [&one, &two].into_iter().filter_map(|answer| answer.as_ref().err()).collect::<Vec<_>>();
+    assert!(matches!(refused[..], [EnrolError::Elsewhere { .. }]), "{refused:?}");
+    let admitted = &copies[usize::from(one.is_err())];
+    assert!(refused[0].to_string().contains(admitted.url.as_str()), "{}", refused[0]);
+    assert_eq!(count_uses(&tickets).await, 1);
+    let record = NodeRecord {
+        certificate: node.certificate.clone(),
+        former_unlock_key: None,
+        address: None,
+        roles: NodeRoles::empty(),
+    };
+    let nodes = cluster.first.node.node_store().expect("a running node");
+    nodes.create_record(&node.id(), &record).await.expect("it has joined");
+    let more = voter.create_ticket(&uses(1)).await;
+    for request in [admitted, &node.request("a", &more, "192.0.2.4")] {
+        let refused = tickets.redeem_ticket("a", request, now).await.expect_err("it has joined");
+        assert!(matches!(refused, EnrolError::Joined { .. }), "{refused}");
+    }
+    assert_eq!(count_uses(&tickets).await, 1);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_revoked_ticket_takes_its_certificates_back_also_if_no_place_is_stored() {
+    let cluster = MemoryCluster::start().await;
+    let ticket = InProcessVoter::new(&cluster.first.node, "").create_ticket(&uses(2)).await;
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let (joined, _) = enrolling(&cluster, "192.0.2.2", &ticket);
+    let (run, _) = joined.run_to_running().await;
+    let thief = NewNode::new();
+    let request = thief.request("thief", &ticket, "192.0.2.3");
+    tickets.redeem_ticket("thief", &request, SystemTime::now()).await.expect("admitted");
+    let kv = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    assert_eq!(kv.delete(KeyRange::prefix("/golden/")).await.expect("deleted"), 1);
+    for revoked in [&[peer_url("192.0.2.3")][..], &[]] {
+        assert_eq!(tickets.revoke_ticket(ticket.id()).await.expect("revoked"), revoked);
+    }
+    let root = cluster.first.node.root_kv().expect("a running node");
+    let ca = ClusterCa::load_ca(root).await.expect("the CA");
+    let list = ca.revocation_list().await.expect("the list");
+    let revoked = ca.list_issued().await.expect("listed").into_iter().filter(|one| list.is_revoked(one));
+    let names: Vec<_> = revoked.map(|one| one.common_name().map(str::to_owned)).collect();
+    assert_eq!(names, [Some(thief.id().to_string())], "the node that has joined stays");
+    run.stop().await;
     cluster.stop().await;
 }
 

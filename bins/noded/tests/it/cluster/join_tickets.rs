@@ -23,14 +23,14 @@ impl ApiMember {
     }
 
     /// A node that has this content in the place of its ticket, and does not join yet.
-    fn spawn_with(&self, ticket: &str) -> NodedProcess {
+    fn spawn_with(&self, ticket: impl AsRef<[u8]>) -> NodedProcess {
         let scratch = ScratchDir::new().unwrap();
         give_ticket(&scratch, ticket);
         self.member.spawn(scratch)
     }
 }
 
-fn give_ticket(scratch: &ScratchDir, ticket: &str) {
+fn give_ticket(scratch: &ScratchDir, ticket: impl AsRef<[u8]>) {
     let esp = scratch.path().join("data/esp");
     fs::create_dir_all(&esp).unwrap();
     fs::write(esp.join("enrolment.pb"), ticket).unwrap();
@@ -178,6 +178,30 @@ fn a_node_waits_for_a_voter_of_its_ticket_and_needs_the_api() {
     let first = members[0].member.start(scratch);
     node.wait_ready("root.cluster");
     assert_eq!(voters(&first), 2);
+    node.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_copy_of_a_machine_is_refused_by_name_and_joins_with_keys_of_its_own() {
+    let members = [(); 3].map(|()| ApiMember::new());
+    let first = start_first(&members[0]);
+    let ticket = create_ticket(&first, &["--uses", "3"]);
+    let kept = first.stop_and_keep();
+    let node = members[1].spawn_with(text(&ticket));
+    // It has made its keys by now.
+    wait_failing(&node, "a voter", |_, detail| detail.contains("does not admit the node"));
+    let copied = fs::read(node.data().join("esp/enrolment.pb")).unwrap();
+    let first = members[0].member.start(kept);
+    node.wait_ready("root.cluster");
+    let copy = members[2].spawn_with(copied);
+    wait_failing(&copy, "a refusal", |_, detail| detail.contains("is in the cluster already"));
+    assert_eq!(list_tickets(&first)[0]["used_by"].as_array().unwrap().len(), 1);
+    give_ticket(&copy.scratch, text(&ticket));
+    copy.wait_ready("root.cluster");
+    assert_eq!(voters(&first), 3);
+    copy.stop();
     node.stop();
     first.stop();
 }
