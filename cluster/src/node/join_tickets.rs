@@ -21,8 +21,8 @@ use crate::pki::CertificateSpec;
 /// Key prefix of the join tickets, in the namespace of the golden ones.
 const PREFIX: &str = "/join/";
 
-/// The record of an expired ticket is deleted after this time: until then its holder is told that it has expired.
-const KEPT_EXPIRED: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The number of records above which those of closed tickets are deleted: until then a holder is told why his opens nothing.
+const MAX_KEPT: usize = 1000;
 
 /// The number of times that a change is tried again after concurrent ones.
 const ATTEMPTS: usize = 16;
@@ -287,11 +287,11 @@ impl JoinTickets {
             redemptions: Vec::new(),
         };
         let kv = self.issuer.tickets();
-        for (kv, record) in self.read_all().await.map_err(JoinTicketError::Kv)? {
-            if record.expires.saturating_add(KEPT_EXPIRED.as_secs()) < created {
-                let old = KeyRange::single_key(kv.key);
-                self.issuer.tickets().delete(old).await.map_err(JoinTicketError::Kv)?;
-            }
+        for old in surplus(self.read_all().await.map_err(JoinTicketError::Kv)?, created) {
+            let delete = Txn::new()
+                .when(Compare::key_unchanged(&old))
+                .then(TxnOp::Delete(KeyRange::single_key(old.key)));
+            kv.txn(delete).await.map_err(JoinTicketError::Kv)?;
         }
         kv.put(record_key(ticket.id()).as_bytes(), &record.encode_to_vec())
             .await
@@ -506,12 +506,29 @@ impl JoinTickets {
     }
 }
 
+/// The records to delete before another one is added: of those beyond [`MAX_KEPT`], the longest unchanged ones that admit no node
+/// any more. Those that only a clock has closed go last, since that of this voter may be wrong.
+fn surplus(tickets: Vec<(KeyValue, TicketRecord)>, now: u64) -> Vec<KeyValue> {
+    let count = (tickets.len() + 1).saturating_sub(MAX_KEPT);
+    let closed = tickets.into_iter().filter_map(|(kv, record)| {
+        let is_spent = record.is_revoked || record.is_used_up();
+        (is_spent || now >= record.expires).then_some((!is_spent, kv))
+    });
+    let mut closed: Vec<_> = closed.collect();
+    closed.sort_by_key(|(is_expired, kv)| (*is_expired, kv.mod_revision));
+    closed.into_iter().take(count).map(|(_, kv)| kv).collect()
+}
+
 impl TicketRecord {
+    fn is_used_up(&self) -> bool {
+        self.redemptions.len() as u64 >= u64::from(self.uses)
+    }
+
     fn check_limits(&self, id: JoinTicketId, host: IpAddr, now: SystemTime) -> Result<(), EnrolError> {
         if unix_seconds(now) >= self.expires {
             return Err(EnrolError::Expired { id });
         }
-        if self.redemptions.len() as u64 >= u64::from(self.uses) {
+        if self.is_used_up() {
             return Err(EnrolError::UsedUp { id });
         }
         match self.address.parse() {
@@ -681,5 +698,27 @@ mod tests {
         assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions, []);
         tickets.redeem_ticket("a", &request, UNIX_EPOCH).await.unwrap();
         assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions.len(), 1);
+    }
+
+    fn record(uses: u32, redemptions: usize, expires: u64) -> TicketRecord {
+        let redemptions = vec![RedemptionRecord::default(); redemptions];
+        TicketRecord { uses, redemptions, expires, ..TicketRecord::default() }
+    }
+
+    #[test]
+    fn records_of_closed_tickets_go_beyond_a_number_and_none_by_a_clock_alone() {
+        let revoked = TicketRecord { is_revoked: true, ..record(2, 1, 100) };
+        let records = [record(1, 0, 10), record(1, 1, 100), record(2, 1, 100), revoked, record(1, 1, 100)];
+        let tickets = |count: usize| -> Vec<_> {
+            let all = records.iter().cloned().chain(std::iter::repeat(record(1, 0, 100))).take(count);
+            let kv = |at: usize| KeyValue::new(format!("{at}"), "", Revision(at as i64));
+            all.enumerate().map(|(at, record)| (kv(at), record)).collect()
+        };
+        let deleted = |count, now| -> Vec<_> {
+            surplus(tickets(count), now).into_iter().map(|kv| String::from_utf8(kv.key).unwrap()).collect()
+        };
+        assert_eq!(deleted(MAX_KEPT - 1, u64::MAX), [""; 0], "a wrong clock deletes nothing");
+        assert_eq!(deleted(MAX_KEPT, 50), ["1"], "used up, and the longest unchanged one");
+        assert_eq!(deleted(MAX_KEPT + 9, 50), ["1", "3", "4", "0"], "the expired one last, and no open one");
     }
 }

@@ -319,12 +319,10 @@ async fn the_limits_of_a_ticket_are_named_to_its_holder() {
     let later = now + Duration::from_secs(61);
     let refused = tickets.redeem_ticket("a", &request, later).await.expect_err("expired");
     assert!(refused.to_string().contains("has expired"), "{refused}");
-    // Its record goes when its holder has had a week to hear that.
-    let week = later + Duration::from_secs(8 * 24 * 3600);
-    tickets.create_ticket(&limits, &[], week).await.expect("created");
-    assert_eq!(tickets.list_tickets().await.expect("listed").len(), 1);
-    let refused = tickets.redeem_ticket("a", &request, week).await.expect_err("forgotten");
-    assert!(matches!(refused, EnrolError::Unknown), "{refused}");
+    // The clock of the voter at which another is created may be wrong by years.
+    let years = later + Duration::from_secs(10 * 365 * 24 * 3600);
+    tickets.create_ticket(&limits, &[], years).await.expect("created");
+    assert_eq!(tickets.list_tickets().await.expect("listed").len(), 2);
     cluster.stop().await;
 }
 
