@@ -1,6 +1,6 @@
 //! The cluster's join tickets: created by an operator, redeemed by new nodes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -100,7 +100,7 @@ pub struct Redemption {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EnrolError {
-    /// The request does not prove its keys, or its host is no address.
+    /// The request does not prove its keys, or its host is no address of one machine.
     #[error("invalid request to enrol: {0}")]
     Request(&'static str),
     /// There is no ticket of this id, or its secret is another one: a guesser learns nothing.
@@ -390,6 +390,9 @@ impl JoinTickets {
         }
         let host: IpAddr =
             request.url.host().parse().map_err(|_| EnrolError::Request("the node has no address"))?;
+        if !is_unicast(host) {
+            return Err(EnrolError::Request("its address is none of one machine: correct cluster.address"));
+        }
         for _ in 0..ATTEMPTS {
             if let Some(admission) = self.try_redeem(key, request, host, now).await? {
                 let admission = self.issuer.invite(admission).await.map_err(EnrolError::Issue)?;
@@ -517,6 +520,12 @@ fn surplus(tickets: Vec<(KeyValue, TicketRecord)>, now: u64) -> Vec<KeyValue> {
     let mut closed: Vec<_> = closed.collect();
     closed.sort_by_key(|(is_expired, kv)| (*is_expired, kv.mod_revision));
     closed.into_iter().take(count).map(|(_, kv)| kv).collect()
+}
+
+/// Returns whether an address can be that of one machine. A loopback address is: of all nodes of a cluster on one.
+fn is_unicast(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    !(address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST)
 }
 
 impl TicketRecord {
@@ -720,5 +729,15 @@ mod tests {
         assert_eq!(deleted(MAX_KEPT - 1, u64::MAX), [""; 0], "a wrong clock deletes nothing");
         assert_eq!(deleted(MAX_KEPT, 50), ["1"], "used up, and the longest unchanged one");
         assert_eq!(deleted(MAX_KEPT + 9, 50), ["1", "3", "4", "0"], "the expired one last, and no open one");
+    }
+
+    #[test]
+    fn an_address_of_no_single_machine_is_none_of_a_member() {
+        for none in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1", "::ffff:0.0.0.0"] {
+            assert!(!is_unicast(none.parse().unwrap()), "{none}");
+        }
+        for one in ["192.0.2.1", "127.0.0.1", "2001:db8::1", "::1"] {
+            assert!(is_unicast(one.parse().unwrap()), "{one}");
+        }
     }
 }

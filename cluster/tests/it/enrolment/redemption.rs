@@ -172,7 +172,7 @@ async fn the_same_key_gets_the_same_answer_and_another_key_none() {
 }
 
 #[tokio::test]
-async fn who_has_not_the_keys_is_not_admitted_and_uses_nothing() {
+async fn who_has_not_the_keys_or_no_address_of_a_machine_is_not_admitted_and_uses_nothing() {
     let cluster = MemoryCluster::start().await;
     let ticket = InProcessVoter::new(&cluster.first.node, "").create_ticket(&uses(9)).await;
     let tickets = cluster.first.node.join_tickets().expect("a running node");
@@ -200,6 +200,8 @@ async fn who_has_not_the_keys_is_not_admitted_and_uses_nothing() {
         replayed(&|it| it.member_certificate = self_sign(&thief.member)),
         replayed(&|it| it.member_signature = it.node_signature.clone()),
         replayed(&|it| it.node_signature.clear()),
+        ("a", node.request("a", &ticket, "0.0.0.0")),
+        ("a", node.request("a", &ticket, "ff02::1")),
     ] {
         let refused = tickets.redeem_ticket(caller, &request, SystemTime::now()).await;
         assert!(matches!(refused, Err(EnrolError::Request(_))), "{request:?}: {refused:?}");
