@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::kv::{KvStore, NamespacedKv};
 use super::{ClusterReport, InvalidName, Member, MemberId, MembershipError, NewMember, StoreMaintenance};
@@ -19,6 +20,7 @@ pub struct ClusterAccess {
     report: Option<watch::Receiver<ClusterReport>>,
     maintenance: Option<Arc<dyn StoreMaintenance>>,
     voter: Option<Arc<Voter>>,
+    removed: CancellationToken,
 }
 
 impl ClusterAccess {
@@ -28,7 +30,15 @@ impl ClusterAccess {
         root_kv: Arc<dyn KvStore>,
         cluster_members: Arc<dyn ClusterMembers>,
     ) -> ClusterAccess {
-        ClusterAccess { this_member, root_kv, cluster_members, report: None, maintenance: None, voter: None }
+        ClusterAccess {
+            this_member,
+            root_kv,
+            cluster_members,
+            report: None,
+            maintenance: None,
+            voter: None,
+            removed: CancellationToken::new(),
+        }
     }
 
     /// The same, with the newest report of the members.
@@ -47,6 +57,18 @@ impl ClusterAccess {
     #[must_use]
     pub fn with_voter(self, voter: Option<Arc<Voter>>) -> ClusterAccess {
         ClusterAccess { voter, ..self }
+    }
+
+    /// The same, with a token that is canceled once it is known that the cluster has removed this member: before its calls fail as
+    /// stopped.
+    #[must_use]
+    pub fn with_removal(self, removed: CancellationToken) -> ClusterAccess {
+        ClusterAccess { removed, ..self }
+    }
+
+    /// Returns whether the run of this member has ended since the cluster has removed it, and not for a stop or a restart.
+    pub fn is_removed(&self) -> bool {
+        self.removed.is_cancelled()
     }
 
     /// This node as a voter, if the implementation seals the private key of the CA.

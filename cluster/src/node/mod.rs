@@ -2,6 +2,8 @@
 
 mod admission;
 mod cluster_id;
+#[cfg(any(feature = "etcd", feature = "memory"))]
+mod departure;
 mod enrolment_config;
 mod enrolment_ticket;
 mod golden_ticket;
@@ -25,6 +27,8 @@ pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
 
 pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole};
 pub use cluster_id::ClusterId;
+#[cfg(any(feature = "etcd", feature = "memory"))]
+pub(crate) use departure::{complete_departures, withdraw_own_departure};
 pub use enrolment_config::{
     EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };

@@ -11,12 +11,15 @@ use tokio::time::{Instant, sleep};
 use super::{GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError};
 use crate::consensus::kv::KvError;
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
-use crate::pki::{CaError, CaSealing, SubjectNames, announce_departure};
+use crate::pki::{CaError, CaSealing, SubjectNames};
 
 /// The time for which a step is tried again: a cluster whose leader was removed elects another one in some seconds.
 pub(super) const RETRY_WITHIN: Duration = Duration::from_secs(20);
 /// The pause between these attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Key prefix of nodes that leave, by their names.
+pub(super) const DEPARTURES: &str = "/etcd-departures/";
 
 /// A step of a removal. Each can be repeated, and finds what an earlier run has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +38,6 @@ pub enum RemovalStep {
 impl RemovalStep {
     /// All steps, in their order.
     pub const ALL: [RemovalStep; 4] = [Self::Member, Self::Certificates, Self::Ticket, Self::Record];
-
-    /// The order in which a node leaves by itself: without its member, it could do no more. The others revoke its certificates.
-    pub const LEAVING: [RemovalStep; 3] = [Self::Ticket, Self::Record, Self::Member];
 }
 
 /// Takes nodes out of the cluster: another one that runs, is dead, or leads it, or this one.
@@ -71,13 +71,24 @@ pub enum NodeRemovalError {
     /// This node's member has no name of a node, or the others can't go on without it.
     #[error("can't leave the cluster to the other members")]
     HandOver(#[source] MembershipError),
-    /// It could not remove all that the cluster has of it.
-    #[error("this node has left in part: on another member, type `nodectl cluster remove {node}`")]
-    LeftBehind {
+    /// Its member was stopped or restarted before the cluster had removed it, as far as it knows.
+    #[error(
+        "this node was stopped while it left: once it runs again, repeat `nodectl cluster leave`, unless it says that it \
+         was removed"
+    )]
+    Interrupted {
         /// The node.
         node: NodeId,
         /// The cause.
         source: Box<NodeRemovalError>,
+    },
+    /// That it leaves could not be recorded or withdrawn.
+    #[error("can't record or withdraw that node {node} leaves")]
+    Departure {
+        /// The node.
+        node: NodeId,
+        /// The cause.
+        source: KvError,
     },
     /// The cluster has neither a member, nor a record, nor a ticket, nor a valid certificate of it.
     #[error("the cluster has no node {node}: see the list of members")]
@@ -169,7 +180,7 @@ impl NodeRemovalError {
             Self::ThisNode { .. }
             | Self::LastNode { .. }
             | Self::OnlySigner { .. }
-            | Self::LeftBehind { .. }
+            | Self::Interrupted { .. }
             | Self::Unknown { .. }
             | Self::NoAddress { .. }
             | Self::OtherSuccessor { .. } => false,
@@ -180,6 +191,7 @@ impl NodeRemovalError {
             Self::Certificates { source, .. } => source.is_retryable(),
             Self::Ticket { source, .. } | Self::Successor { source, .. } => source.is_retryable(),
             Self::Record { source, .. } => source.is_retryable(),
+            Self::Departure { source, .. } => source.is_retryable(),
         }
     }
 }
@@ -273,12 +285,12 @@ impl NodeRemover {
         Ok((issued, cluster_ca.revocation_list().await.map_err(failed)?))
     }
 
-    /// Takes this node out of the cluster: as [`remove_node`](Self::remove_node), after the leadership is moved to another
-    /// voter, with its member last, and its certificates by the others. Returns its name.
+    /// Takes this node out of the cluster: its member, after the leadership is moved to another voter. All else that the cluster
+    /// has of it is removed by the others, and not before: a node that was interrupted is still whole, and leaves if this is
+    /// repeated. Returns its name.
     ///
     /// # Errors
-    /// [`NodeRemovalError`]. If the others can't go on without it, nothing is changed; from then on,
-    /// [`NodeRemovalError::LeftBehind`], and another node completes it.
+    /// [`NodeRemovalError`]. If the others can't go on without it, nothing is changed.
     pub async fn leave(&self) -> Result<NodeId, NodeRemovalError> {
         let node = self.this_node()?;
         let deadline = Instant::now() + RETRY_WITHIN;
@@ -290,20 +302,26 @@ impl NodeRemover {
                 return Err(NodeRemovalError::OnlySigner { node });
             }
         }
-        let left_behind =
-            |error| NodeRemovalError::LeftBehind { node: node.clone(), source: Box::new(error) };
-        let root = self.running.root_kv();
-        let failed = |source| NodeRemovalError::Certificates { node: node.clone(), source };
-        let announce = async || announce_departure(&*root, node.as_str()).await.map_err(failed);
-        retry_until(deadline, announce).await?;
-        for step in RemovalStep::LEAVING {
-            match retry_until(deadline, || self.run_step(&node, step)).await {
-                // The run of a removed member ends, also before it has the answer.
-                Err(error) if step == RemovalStep::Member && error.is_end_of_run() => {}
-                done => done.map_err(left_behind)?,
-            }
+        retry_until(deadline, || self.announce_leave(&node)).await?;
+        match retry_until(deadline, || self.run_step(&node, RemovalStep::Member)).await {
+            Ok(()) => Ok(node),
+            // The run of a removed member ends, also before it has the answer.
+            Err(error) if error.is_end_of_run() => match self.running.is_removed() {
+                true => Ok(node),
+                false => Err(NodeRemovalError::Interrupted { node, source: Box::new(error) }),
+            },
+            Err(error) => Err(error),
         }
-        Ok(node)
+    }
+
+    /// Has the others remove the rest of a node, once it is no member any more: the first step of [`leave`](Self::leave). A node
+    /// that starts again as a member withdraws it.
+    ///
+    /// # Errors
+    /// [`NodeRemovalError::Departure`].
+    pub async fn announce_leave(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
+        let announced = self.running.root_kv().put(departure_key(node.as_str()).as_bytes(), b"").await;
+        announced.map(drop).map_err(|source| NodeRemovalError::Departure { node: node.clone(), source })
     }
 
     fn this_node(&self) -> Result<NodeId, NodeRemovalError> {
@@ -431,6 +449,10 @@ impl NodeRemover {
         }
         Ok(())
     }
+}
+
+pub(super) fn departure_key(name: &str) -> String {
+    format!("{DEPARTURES}{name}")
 }
 
 impl fmt::Debug for NodeRemover {

@@ -37,7 +37,6 @@
 mod ca;
 mod certificate_spec;
 mod crl_sync;
-mod departure;
 mod error;
 mod pending_ca;
 mod revoke;
@@ -50,9 +49,6 @@ mod voter;
 pub use ca::ClusterCa;
 pub use certificate_spec::{CertificateSpec, CertificateUsage};
 pub use crl_sync::sync_revocation_list;
-pub(crate) use departure::announce_departure;
-#[cfg(any(feature = "etcd", feature = "memory"))]
-pub(crate) use departure::revoke_departed;
 pub use error::CaError;
 pub use pending_ca::PendingCa;
 pub use sealing::CaSealing;

@@ -336,7 +336,7 @@ fn choose_recipients(
     (present != Some(&chosen) && !chosen.voters.is_empty()).then_some(chosen)
 }
 
-pub(super) fn members_error(source: MembershipError) -> CaError {
+fn members_error(source: MembershipError) -> CaError {
     CaError::Members { is_retryable: source.is_retryable(), source: source.into() }
 }
 

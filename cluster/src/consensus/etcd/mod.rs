@@ -4,7 +4,7 @@
 //!  root.consensus ─┬─ etcd      the process, in a private directory
 //!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
 //!                  ├─ ca-key    keeps the private key of the CA sealed to the voters
-//!                  ├─ departures  revokes the certificates of nodes that have left
+//!                  ├─ departures  removes what is left of nodes that have left
 //!                  ├─ joins     admits nodes that join, where this member leads
 //!                  └─ promoter  promotes learners, where this member leads
 //! ```
@@ -67,6 +67,7 @@ use nodekeel_supervisor::{Context, Failure};
 use thiserror::Error;
 use tokio::sync::watch::channel;
 use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
 
 pub use config::EtcdConfig;
 #[cfg(any(test, feature = "testing"))]
@@ -95,9 +96,8 @@ use super::{
     ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
     StartMode, StartOptions, StatusReporter, StatusWatch, StoreMaintenance,
 };
-use crate::pki::{
-    CA_CERT_PATH, CaError, CaSealing, ClusterCa, PendingCa, Voter, revoke_departed, sync_revocation_list,
-};
+use crate::node::{complete_departures, withdraw_own_departure};
+use crate::pki::{CA_CERT_PATH, CaError, CaSealing, ClusterCa, PendingCa, Voter, sync_revocation_list};
 
 nodekeel_localstorage::layout! {
     /// On a data volume: the directory of a member.
@@ -209,16 +209,19 @@ impl MemberRun<'_> {
             self.member.member_process(&prepared.client_dir, &prepared.initial_cluster, version, start);
         let process = process.ready_when(health.readiness(self.member.config.ready_within));
         let mut exits = self.run_etcd(process.liveness(health.liveness()), &prepared.client_dir)?;
-        let watched = exits.clone();
+        let (watched, removed) = (exits.clone(), CancellationToken::new());
         // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
             biased;
             canceled = self.ctx.canceled() => Err(canceled.into()),
             broken = exits.wait_broken() => Err(match exits.is_removed() {
-                true => self.record(files::record_removal, "record the removal").await.into(),
+                true => {
+                    removed.cancel();
+                    self.record(files::record_removal, "record the removal").await.into()
+                }
                 false => self.process_error(broken).into(),
             }),
-            served = self.serve(prepared, voter, &health) => served,
+            served = self.serve(prepared, voter, &health, removed.clone()) => served,
             never = health.report_conditions(self.reporter, watched) => match never {},
             signaled = self.reporter.signal_readiness(self.ctx) => {
                 Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
@@ -295,6 +298,7 @@ impl MemberRun<'_> {
         mut prepared: PreparedFiles,
         voter: Arc<Voter>,
         health: &HealthWatch,
+        removed: CancellationToken,
     ) -> Result<(), Failure> {
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
         // Requests without a leader fail, instead of waiting for one: the caller retries.
@@ -323,11 +327,6 @@ impl MemberRun<'_> {
         address_change::ensure_certificate(&cluster_ca, self.member, prepared).await?;
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, peer_client, cluster_ca.ca_certificate(), health)?;
-        let (left_in, remaining, signer) = (Arc::clone(&root), members.clone(), Arc::clone(&voter));
-        self.ctx.run_child("departures", move |ctx| {
-            let members = Arc::new(remaining.clone());
-            revoke_departed(ctx, Arc::clone(&left_in), members, Some(Arc::clone(&signer)))
-        })?;
         let (keeper, by) = (Arc::clone(&maintenance), this.id);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
@@ -337,7 +336,10 @@ impl MemberRun<'_> {
         // The list of revoked certificates is on the disk before the node counts as a member.
         self.ctx.wait_ready(&format!("{}.crl", self.ctx.dn())).await?;
         let access = ClusterAccess::new(this, root, members).with_report(health.watch_report());
-        let access = access.with_maintenance(maintenance).with_voter(Some(voter));
+        let access = access.with_maintenance(maintenance).with_voter(Some(voter)).with_removal(removed);
+        withdraw_own_departure(&access).await;
+        let completing = access.clone();
+        self.ctx.run_child("departures", move |ctx| complete_departures(ctx, completing.clone()))?;
         // Its data and a standing alarm are known before anyone relies on the member.
         if health.compare_data().await.is_none() {
             return Err(self.record_difference().await.into());

@@ -15,7 +15,8 @@ use crate::consensus::{
     MemberService, MemberStatus, MembershipError, NewMember, Peer, PeerUrl, PreparedMember, StartMode,
     StartOptions, StatusReporter, StatusWatch,
 };
-use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa, revoke_departed};
+use crate::node::{complete_departures, withdraw_own_departure};
+use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
 
 /// One node's member in memory. Its state between runs, the counterpart of a disk, exists as long as this
 /// value.
@@ -79,10 +80,9 @@ async fn run_member(
         reporter.report_refused(refusal);
     }
     let (running, removed) = started?;
-    let (root, members) = (running.root_kv(), running.cluster_members());
-    ctx.run_child("departures", move |ctx| {
-        revoke_departed(ctx, Arc::clone(&root), Arc::clone(&members), None)
-    })?;
+    withdraw_own_departure(&running).await;
+    let access = running.clone();
+    ctx.run_child("departures", move |ctx| complete_departures(ctx, access.clone()))?;
     ctx.signal_ready()?;
     reporter.report_running(running);
     tokio::select! {
@@ -127,7 +127,7 @@ async fn start_member(
     let (this, removed): (Member, _) =
         member.cluster.start_member(member.id, &start.name, start.address).ok_or(ConsensusError::Removed)?;
     let members = MemoryMembers { cluster: member.cluster, stopped: reporter.stop_token() };
-    Ok((ClusterAccess::new(this, root, Arc::new(members)), removed))
+    Ok((ClusterAccess::new(this, root, Arc::new(members)).with_removal(removed.clone()), removed))
 }
 
 /// Finds the cluster, and makes the checks that the cluster would make.

@@ -1,10 +1,13 @@
 //! Nodes that are taken out of their cluster.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use nodekeel_cluster::consensus::MembershipError;
+use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::node::{NodeId, NodeRemovalError, RemovalStep};
 use nodekeel_cluster::pki::ClusterCa;
+use tokio::time::timeout;
 
 use crate::enrolment::{MemoryCluster, peer_url};
 
@@ -21,22 +24,29 @@ async fn certified(cluster: &MemoryCluster) -> BTreeSet<String> {
 /// Records, members and valid certificates are of these nodes, and of no other.
 pub(super) async fn assert_nodes(cluster: &MemoryCluster, nodes: &[&NodeId]) {
     let nodes: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
-    let records = cluster.first.list_records().await.into_iter().map(|stored| stored.id.to_string());
-    assert_eq!(records.collect::<BTreeSet<_>>(), nodes, "records");
     // One that has never started has no name.
     let members =
         cluster.first.list_members().await.into_iter().map(|member| member.name.unwrap_or_default());
     assert_eq!(members.collect::<BTreeSet<_>>(), nodes, "members");
-    // The others revoke those of a node that has left.
-    let mut certificates = certified(cluster).await;
-    for _ in 0..100 {
-        if certificates == nodes {
-            break;
+    // The others remove those of a node that has left.
+    let removed = async {
+        while recorded(cluster).await != nodes || certified(cluster).await != nodes {
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        certificates = certified(cluster).await;
+    };
+    if timeout(Duration::from_secs(20), removed).await.is_err() {
+        panic!("records of {:?}, certificates of {:?}", recorded(cluster).await, certified(cluster).await);
     }
-    assert_eq!(certificates, nodes, "certificates");
+}
+
+async fn recorded(cluster: &MemoryCluster) -> BTreeSet<String> {
+    cluster.first.list_records().await.into_iter().map(|stored| stored.id.to_string()).collect()
+}
+
+/// The keys of nodes that leave.
+async fn departures(cluster: &MemoryCluster) -> usize {
+    let root = cluster.first.node.root_kv().expect("a running node");
+    root.range(KeyRange::prefix("/etcd-departures/")).await.expect("read").kvs.len()
 }
 
 #[tokio::test]
@@ -128,27 +138,59 @@ async fn a_node_that_is_this_one_unknown_or_the_last_voter_is_not_removed() {
 }
 
 #[tokio::test]
-async fn a_node_that_leaves_is_out_of_its_cluster_and_a_kill_after_any_step_leaves_the_rest_to_another() {
+async fn a_node_that_leaves_is_out_of_its_cluster_and_the_others_complete_it() {
     let cluster = MemoryCluster::start().await;
     let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
-    for killed_after in 1..=RemovalStep::LEAVING.len() {
-        let (joiner, _) = cluster.invite("192.0.2.2").await;
-        let (run, joined) = joiner.run_to_running().await;
-        if killed_after == RemovalStep::LEAVING.len() {
-            let left = run.node.node_remover().expect("a running node").leave().await.expect("left");
-            assert_eq!(left, joined.node_id);
-        } else {
-            let remover = cluster.first.node.node_remover().expect("a running node");
-            for step in &RemovalStep::LEAVING[..killed_after] {
-                remover.run_step(&joined.node_id, *step).await.expect("a step");
-            }
-            remover.remove_node(&joined.node_id).await.expect("removed");
-        }
-        assert_nodes(&cluster, &[&first]).await;
-        run.stop().await;
-    }
+    let (joiner, ticket) = cluster.invite("192.0.2.2").await;
+    let (run, joined) = joiner.run_to_running().await;
+    // As if the node had been killed before it could delete its ticket.
+    let tickets = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    tickets.put(b"/golden/192.0.2.2:7834", &ticket.to_config()).await.expect("put");
+    let left = run.node.node_remover().expect("a running node").leave().await.expect("left");
+    assert_eq!(left, joined.node_id);
+    assert_nodes(&cluster, &[&first]).await;
+    assert!(tickets.get(b"/golden/192.0.2.2:7834").await.expect("read").is_none());
+    run.stop().await;
     let refused = cluster.first.node.node_remover().expect("a running node").leave().await;
     assert!(matches!(refused, Err(NodeRemovalError::LastNode { .. })), "{refused:?}");
+    assert_nodes(&cluster, &[&first]).await;
+    assert_eq!(departures(&cluster).await, 0);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_stopped_while_it_leaves_starts_again_as_a_member_and_leaves_then() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    let (joiner, _) = cluster.invite("192.0.2.2").await;
+    let (run, joined) = joiner.run_to_running().await;
+    let stopped = run.node.node_remover().expect("a running node");
+    stopped.announce_leave(&joined.node_id).await.expect("announced");
+    assert_eq!(departures(&cluster).await, 1);
+    run.stop().await;
+    // No other has removed anything of it, and it has not left.
+    let refused = stopped.run_step(&joined.node_id, RemovalStep::Member).await.expect_err("it was stopped");
+    assert!(!refused.is_retryable(), "{refused:?}");
+    assert_nodes(&cluster, &[&first, &joined.node_id]).await;
+    let (run, again) = joiner.run_to_running().await;
+    assert_eq!(again.node_id, joined.node_id);
+    assert_eq!(departures(&cluster).await, 0, "withdrawn");
+    run.node.node_remover().expect("a running node").leave().await.expect("left");
+    assert_nodes(&cluster, &[&first]).await;
+    run.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_killed_after_its_member_was_removed_has_left() {
+    let cluster = MemoryCluster::start().await;
+    let first = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    let (joiner, _) = cluster.invite("192.0.2.2").await;
+    let (run, joined) = joiner.run_to_running().await;
+    let remover = cluster.first.node.node_remover().expect("a running node");
+    remover.announce_leave(&joined.node_id).await.expect("announced");
+    run.stop().await;
+    remover.run_step(&joined.node_id, RemovalStep::Member).await.expect("removed");
     assert_nodes(&cluster, &[&first]).await;
     cluster.stop().await;
 }

@@ -394,6 +394,7 @@ fn removal_error_code(error: &NodeRemovalError) -> Code {
             ticket_error_code(source)
         }
         NodeRemovalError::Record { source, .. } => retry(source.is_retryable()),
+        NodeRemovalError::Departure { source, .. } => retry(source.is_retryable()),
         _ => Code::FailedPrecondition,
     }
 }

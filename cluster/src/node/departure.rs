@@ -1,0 +1,104 @@
+//! Completes the removal of nodes that leave: their members are removed first, and then reach nothing any more.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nodekeel_supervisor::{Context, Failure};
+use tokio::time::sleep;
+
+use super::node_removal::{DEPARTURES, departure_key};
+use super::{NodeId, NodeRemovalError, NodeRemover, RemovalStep};
+use crate::consensus::ClusterAccess;
+use crate::consensus::kv::{KeyEvent, KeyRange, KvError, KvStore, ListWatchUpdate, ListWatcher};
+
+/// The pause before the first look at the members while a node leaves; each one is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// The time in which a node whose member is removed learns that from the others, which reject its certificates afterwards.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Withdraws the departure of this node, which takes part again: it was interrupted. Before the node can announce another.
+pub(crate) async fn withdraw_own_departure(access: &ClusterAccess) {
+    let name = access.this_member().name.as_deref().unwrap_or_default();
+    if let Err(error) = withdraw_departure(&*access.root_kv(), name).await {
+        // Harmless: the others see that it is still a member.
+        tracing::debug!("can't withdraw the departure of this node: {}", Failure::new(error));
+    }
+}
+
+/// A runnable that removes what is left of nodes that have left: certificates, tickets and records. Each voter runs it, and it
+/// sleeps while no node leaves.
+pub(crate) async fn complete_departures(ctx: Context, access: ClusterAccess) -> Result<(), Failure> {
+    let mut follow = ListWatcher::new(access.root_kv(), KeyRange::prefix(DEPARTURES));
+    let remover = NodeRemover::new(access.clone())?;
+    ctx.signal_ready()?;
+    let (mut leaving, mut pause) = (BTreeSet::new(), FIRST_PAUSE);
+    loop {
+        tokio::select! {
+            biased;
+            canceled = ctx.canceled() => return Err(canceled.into()),
+            update = follow.next_update() => {
+                apply_update(&mut leaving, update?);
+                // If it comes back to its cluster, it withdraws that itself.
+                leaving.retain(|node| access.this_member().name.as_deref() != Some(node.as_str()));
+                pause = FIRST_PAUSE;
+            }
+            // Nothing notifies of a change of members.
+            () = sleep(pause), if !leaving.is_empty() => pause = LONGEST_PAUSE.min(2 * pause),
+        }
+        for node in &leaving {
+            tokio::select! {
+                biased;
+                canceled = ctx.canceled() => return Err(canceled.into()),
+                // Each step can be repeated, also by several voters at once.
+                completed = complete_departure(&access, &remover, node) => if let Err(error) = completed {
+                    tracing::debug!("can't remove what is left of {node} yet: {}", Failure::new(error));
+                }
+            }
+        }
+    }
+}
+
+async fn complete_departure(
+    access: &ClusterAccess,
+    remover: &NodeRemover,
+    node: &NodeId,
+) -> Result<(), NodeRemovalError> {
+    let members = access.cluster_members().list_members().await;
+    let members = members.map_err(|source| NodeRemovalError::Member { node: node.clone(), source })?;
+    if members.iter().any(|member| member.name.as_deref() == Some(node.as_str())) {
+        return Ok(());
+    }
+    sleep(FAREWELL).await;
+    for step in [RemovalStep::Certificates, RemovalStep::Ticket, RemovalStep::Record] {
+        remover.run_step(node, step).await?;
+    }
+    let withdrawn = withdraw_departure(&*access.root_kv(), node.as_str()).await;
+    withdrawn.map_err(|source| NodeRemovalError::Departure { node: node.clone(), source })
+}
+
+async fn withdraw_departure(root: &dyn KvStore, name: &str) -> Result<(), KvError> {
+    let key = departure_key(name);
+    // Mostly there is none, and a deletion would be an entry in the log of each member.
+    match root.get(key.as_bytes()).await? {
+        Some(_) => root.delete(KeyRange::single_key(key)).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+fn apply_update(leaving: &mut BTreeSet<NodeId>, update: ListWatchUpdate) {
+    let node = |key: Vec<u8>| String::from_utf8(key).ok()?.strip_prefix(DEPARTURES)?.parse::<NodeId>().ok();
+    match update {
+        ListWatchUpdate::Snapshot(kvs) => *leaving = kvs.into_iter().filter_map(|kv| node(kv.key)).collect(),
+        ListWatchUpdate::Events(events) => {
+            for event in events {
+                match event {
+                    KeyEvent::Put(kv) => leaving.extend(node(kv.key)),
+                    KeyEvent::Delete { key, .. } => {
+                        leaving.retain(|other| Some(other) != node(key.clone()).as_ref())
+                    }
+                }
+            }
+        }
+    }
+}
