@@ -464,8 +464,17 @@ impl fmt::Debug for NodeRemover {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    #[cfg(feature = "memory")]
+    use std::sync::Arc;
+
+    #[cfg(feature = "memory")]
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    #[cfg(feature = "memory")]
+    use crate::consensus::{ClusterMembers, MemberId, NewMember, kv::KvStore, memory::MemoryKv};
+    #[cfg(feature = "memory")]
+    use crate::pki::PendingCa;
 
     fn no_leader() -> NodeRemovalError {
         let source = KvError::Unavailable { operation: "get", source: "etcdserver: leader changed".into() };
@@ -475,6 +484,63 @@ mod tests {
 
     fn node() -> NodeId {
         "nodekeel-00112233445566778899aabbccddeeff".parse().unwrap()
+    }
+
+    /// Another one and this node, whose run ends as it is removed.
+    #[cfg(feature = "memory")]
+    #[derive(Debug)]
+    struct EndingRun {
+        ended_by_removal: Option<CancellationToken>,
+    }
+
+    #[cfg(feature = "memory")]
+    #[async_trait::async_trait]
+    impl ClusterMembers for EndingRun {
+        async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
+            Ok(vec![this_member()])
+        }
+
+        async fn add_learner(&self, _: &NewMember) -> Result<Member, MembershipError> {
+            Err(MembershipError::TooManyLearners)
+        }
+
+        async fn promote_member(&self, id: MemberId) -> Result<(), MembershipError> {
+            Err(MembershipError::MemberNotFound { id })
+        }
+
+        async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
+            if let Some(removed) = &self.ended_by_removal {
+                removed.cancel();
+            }
+            Err(MembershipError::Stopped)
+        }
+
+        async fn prepare_leave(&self) -> Result<(), MembershipError> {
+            Ok(())
+        }
+    }
+
+    #[cfg(feature = "memory")]
+    fn this_member() -> Member {
+        Member::new(MemberId(2), Some(node().to_string()), vec!["https://192.0.2.2:7834".to_owned()], false)
+    }
+
+    #[cfg(feature = "memory")]
+    #[tokio::test]
+    async fn a_leave_that_a_stop_or_a_restart_ends_is_no_success_and_one_that_the_removal_ends_is() {
+        for is_removal in [false, true] {
+            let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
+            PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
+            let removed = CancellationToken::new();
+            let members = EndingRun { ended_by_removal: is_removal.then(|| removed.clone()) };
+            let access = ClusterAccess::new(this_member(), Arc::clone(&root), Arc::new(members));
+            let left = NodeRemover::new(access.with_removal(removed)).unwrap().leave().await;
+            match is_removal {
+                true => assert_eq!(left.unwrap(), node()),
+                false => assert!(matches!(left, Err(NodeRemovalError::Interrupted { .. })), "{left:?}"),
+            }
+            assert!(root.get(departure_key(node().as_str()).as_bytes()).await.unwrap().is_some());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -241,6 +241,43 @@ async fn nodes_leave_down_to_the_last_the_leader_too(#[values(Debian, Newest)] v
     stop_all(&mut voters).await;
 }
 
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_node_that_is_stopped_while_it_leaves_is_still_a_member_and_leaves_later(
+    #[values(Debian, Newest)] version: EtcdVersion,
+    #[values(false, true)] is_killed: bool,
+) {
+    let mut voters = start_cluster(3, version).await;
+    // etcd wants connections that are five seconds old: until then, the node waits.
+    voters[2].kill().await;
+    voters[2].start();
+    let node = node_id(&voters[2]).await;
+    let remover = retried(async || voters[2].node().node_remover()).await;
+    voters[2].on_host(async move { drop(tokio::spawn(async move { remover.leave().await })) }).await;
+    let root = voters[0].access().await.root_kv();
+    let announced = || KeyRange::prefix("/etcd-departures/");
+    retried(async || match root.range(announced()).await {
+        Ok(read) if read.kvs.len() == 1 => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    if is_killed {
+        voters[2].kill().await;
+    } else {
+        voters[2].stop().await;
+    }
+    voters[2].start();
+    assert_nodes(&voters).await;
+    assert_eq!(retried(async || root.range(announced()).await).await.kvs, [], "withdrawn");
+    let mut leaving = voters.remove(2);
+    assert_eq!(retried(async || leave(&leaving).await.map_err(Failure::from)).await, node);
+    assert_nodes(&voters).await;
+    wait_removed(&leaving).await;
+    leaving.stop().await;
+    stop_all(&mut voters).await;
+}
+
 /// Waits until the node says that it was removed, and what to do.
 async fn wait_removed(voter: &Voter) {
     let is_told = || voter.node().condition().is_some_and(|reason| reason.contains(REMOVED_NODE));
