@@ -2,6 +2,7 @@
 //! plan, its runnable, its health, its metrics and its calls of the control API.
 
 pub(crate) mod api;
+mod api_server;
 pub(crate) mod cluster;
 pub(crate) mod containerd;
 pub(crate) mod control;
@@ -31,7 +32,7 @@ pub(crate) fn shipped_parts(deps: PartDeps) -> Parts {
     let provides_volume = deps.volume.is_some();
     let parts: Vec<Arc<dyn Part>> = vec![
         Arc::new(control::ControlPart),
-        Arc::new(api::ApiPart),
+        Arc::new(api_server::ApiPart),
         Arc::new(metrics::MetricsPart),
         Arc::new(kernel::KernelPart),
         Arc::new(storage::StoragePart::new(&deps)),

@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer, de};
 use crate::access::{PublicKey, Role};
 use crate::config::ConfigViolation;
 
-pub(super) const NAME: &str = "api";
-pub(super) const DN: &str = "root.api";
-pub(super) const ADDRESS_KEY: &str = "api.address";
+pub(crate) const NAME: &str = "api";
+pub(crate) const DN: &str = "root.api";
+pub(crate) const ADDRESS_KEY: &str = "api.address";
 
 /// Longest name of an operator.
 const MAX_NAME_BYTES: usize = 64;
@@ -19,24 +19,24 @@ const MAX_NAME_BYTES: usize = 64;
 /// `[api]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ApiConfig {
-    pub(super) address: SocketAddr,
+pub(crate) struct ApiConfig {
+    pub(crate) address: SocketAddr,
     #[serde(default)]
-    pub(super) operators: Vec<OperatorConfig>,
+    pub(crate) operators: Vec<OperatorConfig>,
     /// Admits the operators that the cluster has recorded, too. Who can write to its store can record one.
     #[serde(default)]
-    pub(super) cluster_operators: bool,
+    pub(crate) cluster_operators: bool,
 }
 
 /// An entry of `api.operators`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OperatorConfig {
-    pub(super) name: String,
+pub(crate) struct OperatorConfig {
+    pub(crate) name: String,
     #[serde(deserialize_with = "from_text")]
-    pub(super) key: PublicKey,
+    pub(crate) key: PublicKey,
     #[serde(deserialize_with = "from_text")]
-    pub(super) role: Role,
+    pub(crate) role: Role,
 }
 
 fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
@@ -48,7 +48,7 @@ where
 }
 
 /// Returns whether this can be the name of an operator: it is in logs, events and command lines.
-pub(super) fn is_valid_operator_name(name: &str) -> bool {
+pub(crate) fn is_valid_operator_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
     (1..=MAX_NAME_BYTES).contains(&name.len())
         && name.bytes().all(is_allowed)
@@ -56,7 +56,7 @@ pub(super) fn is_valid_operator_name(name: &str) -> bool {
 }
 
 impl ApiConfig {
-    pub(super) fn check(&self) -> Result<(), ConfigViolation> {
+    pub(crate) fn check(&self) -> Result<(), ConfigViolation> {
         let refuse = |key: &str, message: String| Err(ConfigViolation::new(key, message));
         if self.address.port() == 0 {
             return refuse(

@@ -1,17 +1,16 @@
-//! Enrolment by a join ticket: how a new node calls a voter, and how a voter answers.
+//! Enrolment by a join ticket: how a new node calls a voter.
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use nodekeel_cluster::consensus::PeerUrl;
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolCallError, Enroller};
 use nodekeel_cluster::node::{
-    EnrolError, EnrolRequest, InvalidJoinRole, JoinSecret, JoinTicketId, KnownNode, TicketVoter,
-    VoterKeyDigest,
+    EnrolRequest, InvalidJoinRole, JoinSecret, JoinTicketId, KnownNode, TicketVoter, VoterKeyDigest,
 };
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
@@ -23,12 +22,9 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::gate::CallingStranger;
 use super::identities::Api;
 use super::is_on;
 use crate::access::{ClientTls, MismatchedKey, PrivateKey, PublicKey};
-use crate::caller::Caller;
-use crate::dn::CLUSTER as CLUSTER_DN;
 use crate::error_chain::error_chain;
 use crate::node_v1;
 use crate::node_v1::node_client::NodeClient;
@@ -36,6 +32,9 @@ use crate::running::RunningNode;
 
 /// The time for a connection and a call: the voter writes to the store of its cluster.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most bytes of a request.
+pub(crate) const MAX_REQUEST_BYTES: usize = 16 << 10;
 
 /// Calls voters by the key of this node's API.
 pub(crate) struct ApiEnroller(pub(crate) Arc<RunningNode>);
@@ -110,7 +109,7 @@ async fn connect(voter: &TicketVoter, own_key: &PrivateKey) -> io::Result<Channe
 }
 
 /// The digest of a key, as tickets have it.
-pub(super) fn key_digest(key: PublicKey) -> VoterKeyDigest {
+pub(crate) fn key_digest(key: PublicKey) -> VoterKeyDigest {
     VoterKeyDigest::of_spki(&key.to_spki())
 }
 
@@ -130,14 +129,14 @@ fn to_message(request: &EnrolRequest) -> node_v1::EnrolRequest {
 
 /// A request that is none.
 #[derive(Debug, Error)]
-enum InvalidRequest {
+pub(crate) enum InvalidRequest {
     #[error("invalid {0} in the request to enrol")]
     Field(&'static str),
     #[error(transparent)]
     Role(InvalidJoinRole),
 }
 
-fn parse_message(message: &node_v1::EnrolRequest) -> Result<EnrolRequest, InvalidRequest> {
+pub(crate) fn parse_message(message: &node_v1::EnrolRequest) -> Result<EnrolRequest, InvalidRequest> {
     let field = InvalidRequest::Field;
     let ticket = message.ticket.as_slice().try_into().map_err(|_| field("id of the ticket"))?;
     let address: IpAddr = message.address.parse().map_err(|_| field("address"))?;
@@ -153,33 +152,6 @@ fn parse_message(message: &node_v1::EnrolRequest) -> Result<EnrolRequest, Invali
         node_signature: message.node_signature.clone(),
         member_signature: message.member_signature.clone(),
     })
-}
-
-/// Admits a node, if its ticket says so. A node that is admitted is an event; the gate records the others.
-pub(super) async fn enrol(
-    running: &RunningNode,
-    CallingStranger { key, address }: CallingStranger,
-    message: &node_v1::EnrolRequest,
-) -> Result<node_v1::EnrolResponse, Status> {
-    let request = parse_message(message).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-    let cluster = running.extension::<ClusterNode>();
-    let cluster = cluster.ok_or_else(|| Status::aborted("the voter is in no cluster"))?;
-    let tickets = cluster.join_tickets().map_err(|error| Status::aborted(error_chain(&error)))?;
-    let redeemed = tickets.redeem_ticket(&key.to_string(), &request, SystemTime::now()).await;
-    let enrolment = redeemed.map_err(|error| refusal(&error))?;
-    let action = format!("enrolment of the node at {} by join ticket {}", request.url, request.ticket);
-    let caller = Caller::Operator { name: key.to_string(), address };
-    running.history.add_request(CLUSTER_DN, 0, &action, Some(caller));
-    Ok(node_v1::EnrolResponse { enrolment })
-}
-
-fn refusal(error: &EnrolError) -> Status {
-    let text = error_chain(error);
-    match error {
-        EnrolError::Request(_) => Status::invalid_argument(text),
-        error if error.is_refusal() => Status::permission_denied(text),
-        _ => Status::aborted(text),
-    }
 }
 
 /// The voters that a new ticket of this node names: this one first.
@@ -240,7 +212,7 @@ mod tests {
     fn a_request_survives_a_round_trip_and_its_secret_is_not_printed() {
         let message = to_message(&request());
         check_arbitrary_request(&message.encode_to_vec());
-        assert!(message.encoded_len() < super::super::node_service::MAX_REQUEST_BYTES / 4);
+        assert!(message.encoded_len() < MAX_REQUEST_BYTES / 4);
         assert!(!format!("{message:?}").contains("217"), "{message:?}");
         let wrong = |change: &dyn Fn(&mut node_v1::EnrolRequest)| {
             let mut message = message.clone();
@@ -258,7 +230,7 @@ mod tests {
         assert_eq!(wrong(&|it| it.node_certificate.clear()), "invalid certificate in the request to enrol");
         assert_eq!(
             wrong(&|it| it.role = "worker".into()),
-            "nodes of the role worker are not supported yet: use voter"
+            "nodes of the role \"worker\" are not supported: use voter"
         );
     }
 

@@ -15,7 +15,7 @@ const MAX_CONNECTIONS: usize = 32;
 /// Where a key is recorded. A key that more than one has is what the first of them says: the key of a node may call nothing else
 /// because the cluster has it as an operator's, too, and no record of a node shuts out an operator of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// In `api.operators` of the configuration.
     Config,
     /// In the cluster's store, as the key of one of its nodes.
@@ -27,7 +27,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Config => "config",
             Self::Nodes => "nodes",
@@ -41,15 +41,15 @@ impl Source {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// That of the operator, or the id of the node.
-    pub(super) name: String,
-    pub(super) key: PublicKey,
-    pub(super) principal: Principal,
-    pub(super) source: Source,
+    pub(crate) name: String,
+    pub(crate) key: PublicKey,
+    pub(crate) principal: Principal,
+    pub(crate) source: Source,
 }
 
 impl Identity {
     /// Of a key that may be in no record.
-    pub(super) fn stranger(key: PublicKey) -> Self {
+    pub(crate) fn stranger(key: PublicKey) -> Self {
         Self { name: key.to_string(), key, principal: Principal::Stranger, source: Source::Nowhere }
     }
 }
@@ -78,7 +78,7 @@ impl Identities {
     }
 
     /// Replaces the identities of a source. Connections of one that is gone, or that is not the same, are closed.
-    pub(super) fn replace(&self, source: Source, identities: Vec<Identity>) {
+    pub(crate) fn replace(&self, source: Source, identities: Vec<Identity>) {
         let mut state = self.lock();
         let of_connections = |state: &State| -> Vec<_> {
             state.connections.keys().map(|key| (*key, state.find(key).cloned())).collect()
@@ -99,19 +99,19 @@ impl Identities {
     }
 
     /// The identity with this key, at this moment.
-    pub(super) fn find(&self, key: &PublicKey) -> Option<Identity> {
+    pub(crate) fn find(&self, key: &PublicKey) -> Option<Identity> {
         self.lock().find(key).cloned()
     }
 
     /// All identities, with the number of their connections.
-    pub(super) fn list(&self) -> Vec<(Identity, usize)> {
+    pub(crate) fn list(&self) -> Vec<(Identity, usize)> {
         let state = self.lock();
         let count = |identity: &Identity| state.connections.get(&identity.key).map_or(0, BTreeMap::len);
         state.recorded.values().flatten().map(|identity| (identity.clone(), count(identity))).collect()
     }
 
     /// Adds a connection whose client has proved this key; `None` if the key is not admitted any more.
-    pub(super) fn connect(self: &Arc<Self>, key: PublicKey) -> Option<Connection> {
+    pub(crate) fn connect(self: &Arc<Self>, key: PublicKey) -> Option<Connection> {
         let mut state = self.lock();
         state.find(&key)?;
         let number = state.next_number;
@@ -137,7 +137,7 @@ impl AdmittedKeys for Identities {
 
 /// A connection of an identity, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     identities: Arc<Identities>,
     key: PublicKey,
     number: u64,
@@ -146,11 +146,11 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Canceled when it must be closed.
-    pub(super) fn closed(&self) -> CancellationToken {
+    pub(crate) fn closed(&self) -> CancellationToken {
         self.closed.clone()
     }
 
-    pub(super) fn key(&self) -> PublicKey {
+    pub(crate) fn key(&self) -> PublicKey {
         self.key
     }
 }
@@ -170,12 +170,12 @@ impl Drop for Connection {
 /// The API for other machines, as its parts and the control API share it.
 #[derive(Debug)]
 pub(crate) struct Api {
-    pub(super) address: SocketAddr,
-    pub(super) key: Arc<PrivateKey>,
-    pub(super) identities: Arc<Identities>,
-    pub(super) cluster_operators: bool,
+    pub(crate) address: SocketAddr,
+    pub(crate) key: Arc<PrivateKey>,
+    pub(crate) identities: Arc<Identities>,
+    pub(crate) cluster_operators: bool,
     /// The other nodes of the cluster.
-    pub(super) peers: PeersFile,
+    pub(crate) peers: PeersFile,
 }
 
 impl Api {

@@ -18,7 +18,7 @@ const MODE: FileMode = FileMode::new(0o600);
 /// The volume keys of the other nodes of the cluster.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
-pub(super) struct PeerKeys {
+pub(crate) struct PeerKeys {
     #[prost(message, repeated, tag = "1")]
     keys: Vec<PeerKey>,
 }
@@ -38,7 +38,7 @@ struct PeerKey {
 }
 
 impl PeerKeys {
-    pub(super) fn of(nodes: &[KnownNode]) -> Self {
+    pub(crate) fn of(nodes: &[KnownNode]) -> Self {
         let of_node = |node: &KnownNode| {
             let api = node.api.key;
             let keys = node.unlock_keys.clone().into_iter();
@@ -52,13 +52,13 @@ impl PeerKeys {
     }
 
     /// The keys of this volume of the node with this key, the oldest first. Those of other nodes are not returned.
-    pub(super) fn into_keys(self, node: PublicKey, volume: &str) -> Vec<Vec<u8>> {
+    pub(crate) fn into_keys(self, node: PublicKey, volume: &str) -> Vec<Vec<u8>> {
         let is_asked = |key: &PeerKey| key.node == node.to_bytes() && key.volume == volume;
         self.keys.into_iter().filter(is_asked).map(|key| key.key).collect()
     }
 
     /// Reads the file on this volume; there are no keys without it. It blocks.
-    pub(super) fn read(volume: &Dir) -> io::Result<Self> {
+    pub(crate) fn read(volume: &Dir) -> io::Result<Self> {
         let read = volume.open_dir(CLUSTER_DIR).and_then(|dir| dir.read(FILE));
         let bytes = match read {
             Ok(bytes) => bytes,
@@ -71,7 +71,7 @@ impl PeerKeys {
     }
 
     /// Writes the file, if it is another. It blocks.
-    pub(super) fn write(&self, volume: &Dir) -> io::Result<()> {
+    pub(crate) fn write(&self, volume: &Dir) -> io::Result<()> {
         if Self::read(volume).is_ok_and(|found| found == *self) {
             return Ok(());
         }

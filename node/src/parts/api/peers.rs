@@ -36,7 +36,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         let name = self.id.to_string();
         Identity { name, key: self.key, principal: Principal::Node, source: Source::Nodes }
     }
@@ -83,7 +83,7 @@ enum InvalidPeer {
 pub(crate) struct PeersFile(LayoutFile);
 
 impl PeersFile {
-    pub(super) fn new(file: LayoutFile) -> Self {
+    pub(crate) fn new(file: LayoutFile) -> Self {
         Self(file)
     }
 
@@ -96,7 +96,7 @@ impl PeersFile {
     }
 
     /// Writes them, if they are others. It blocks.
-    pub(super) fn write(&self, peers: &[Peer]) -> io::Result<()> {
+    pub(crate) fn write(&self, peers: &[Peer]) -> io::Result<()> {
         let text: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         if self.0.read_if_present().is_ok_and(|found| found.unwrap_or_default() == text.as_bytes()) {
             return Ok(());
@@ -111,10 +111,10 @@ fn parse_peers(bytes: &[u8]) -> Result<Vec<Peer>, InvalidPeer> {
 }
 
 /// Records this node, and keeps what it knows of the others current, once the node is in its cluster.
-pub(super) struct PeerWatch {
-    pub(super) api: Arc<Api>,
-    pub(super) cluster: ClusterNode,
-    pub(super) volume: NodeVolume,
+pub(crate) struct PeerWatch {
+    pub(crate) api: Arc<Api>,
+    pub(crate) cluster: ClusterNode,
+    pub(crate) volume: NodeVolume,
 }
 
 impl Runnable for PeerWatch {

@@ -54,7 +54,7 @@ fn parse_record(kv: &KeyValue) -> Option<Identity> {
 
 /// The reason why a record was not changed.
 #[derive(Debug, Error)]
-pub(super) enum RecordError {
+pub(crate) enum RecordError {
     #[error("invalid name {0:?} of an operator; use 1 to 64 letters, digits, '.', '_', '@' and '-'")]
     Name(String),
     #[error(
@@ -85,7 +85,7 @@ impl From<RecordError> for Status {
 }
 
 /// Records an operator, or gives the recorded one another role.
-pub(super) async fn add(kv: &dyn KvStore, name: &str, key: PublicKey, role: Role) -> Result<(), RecordError> {
+pub(crate) async fn add(kv: &dyn KvStore, name: &str, key: PublicKey, role: Role) -> Result<(), RecordError> {
     if !is_valid_operator_name(name) {
         return Err(RecordError::Name(name.to_owned()));
     }
@@ -118,7 +118,7 @@ pub(super) async fn add(kv: &dyn KvStore, name: &str, key: PublicKey, role: Role
 }
 
 /// Removes the record of an operator. A repetition is an error: the name may be mistyped.
-pub(super) async fn remove(kv: &dyn KvStore, name: &str, configured: bool) -> Result<(), RecordError> {
+pub(crate) async fn remove(kv: &dyn KvStore, name: &str, configured: bool) -> Result<(), RecordError> {
     let deleted = kv.delete(KeyRange::single_key(record_key(name))).await.map_err(RecordError::Store)?;
     if deleted > 0 {
         return Ok(());
@@ -133,16 +133,16 @@ pub(super) async fn remove(kv: &dyn KvStore, name: &str, configured: bool) -> Re
 
 /// The records of a node's cluster.
 #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-pub(super) fn store(cluster: &ClusterNode) -> Result<Arc<dyn KvStore>, Status> {
+pub(crate) fn store(cluster: &ClusterNode) -> Result<Arc<dyn KvStore>, Status> {
     cluster
         .namespaced_kv(NAMESPACE.0, NAMESPACE.1)
         .map_err(|error| Status::failed_precondition(error_chain(&error)))
 }
 
 /// Keeps the operators of the cluster current, once the node is in it.
-pub(super) struct RecordWatch {
-    pub(super) api: Arc<Api>,
-    pub(super) cluster: ClusterNode,
+pub(crate) struct RecordWatch {
+    pub(crate) api: Arc<Api>,
+    pub(crate) cluster: ClusterNode,
 }
 
 impl Runnable for RecordWatch {

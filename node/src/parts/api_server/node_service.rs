@@ -7,15 +7,13 @@ use tonic::{Request, Response, Status};
 
 use super::enrol;
 use super::gate::{CallingNode, CallingStranger};
-use super::peer_keys::PeerKeys;
 use super::rate_limit::RateLimit;
 use crate::blocking::run_blocking;
 use crate::node_v1::node_server::{Node, NodeServer};
 use crate::node_v1::{EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse};
+use crate::parts::api::enrol::MAX_REQUEST_BYTES;
+use crate::parts::api::peer_keys::PeerKeys;
 use crate::running::RunningNode;
-
-/// The bytes of a request: the longest one is that of a stranger, with two certificates.
-pub(super) const MAX_REQUEST_BYTES: usize = 16 << 10;
 
 /// Calls of strangers are admitted this often at most: anyone who reaches the port can make them, and each is a read of the
 /// cluster's store.

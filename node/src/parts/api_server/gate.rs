@@ -9,9 +9,9 @@ use axum::response::Response;
 use tonic::Status;
 
 use super::audit::{Audit, method_name};
-use super::identities::{Identities, Identity};
 use crate::access::{Callers, Principal, PublicKey, callers_of};
 use crate::caller::RemoteCaller;
+use crate::parts::api::identities::{Identities, Identity};
 
 /// The client of a call, as its connection knows it: the key that it has proved.
 #[derive(Debug, Clone, Copy)]
@@ -91,9 +91,9 @@ fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::identities::Source;
     use super::*;
     use crate::access::{METHODS, NODE_METHODS, PrivateKey, Role};
+    use crate::parts::api::identities::Source;
 
     fn caller(name: &str, principal: Principal) -> Identity {
         let key = PrivateKey::generate().expect("random numbers").public_key();

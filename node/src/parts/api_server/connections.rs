@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use super::audit::{Audit, Refusal};
-use super::config::ADDRESS_KEY;
 use super::gate::{RemotePeer, admit};
-use super::identities::{Api, Connection, Identities};
 use super::node_service::node_server;
-use super::peers::PeerWatch;
-use super::records::RecordWatch;
 use super::strangers::{StrangerPlace, Strangers};
 use crate::access::{MismatchedKey, ServerTls, is_enrolling, proved_key};
 use crate::control::callers::CallerNames;
+use crate::parts::api::config::ADDRESS_KEY;
+use crate::parts::api::identities::{Api, Connection, Identities};
+use crate::parts::api::peers::PeerWatch;
+use crate::parts::api::records::RecordWatch;
 use crate::parts::control::{GRACE_PERIOD, control_routes, to_router};
 use crate::running::RunningNode;
 

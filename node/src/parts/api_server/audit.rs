@@ -9,10 +9,10 @@ use axum::response::Response;
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use tonic::{Code, Status};
 
-use super::config::DN;
-use super::identities::Identity;
 use super::rate_limit::RateLimit;
 use crate::access::{Callers, Principal, PublicKey, Role, callers_of};
+use crate::parts::api::config::DN;
+use crate::parts::api::identities::Identity;
 
 /// Calls that only read, and calls that the role does not permit, have DNs of their own: however many there are, they evict no
 /// entry about an act.
