@@ -27,17 +27,10 @@ pub enum JoinRole {
     Voter,
 }
 
-/// Another word than the name of a role.
+/// A word that is no role that a node can have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum InvalidJoinRole {
-    /// No release has workers yet.
-    #[error("nodes of the role worker are not supported yet: use voter")]
-    Worker,
-    /// There is no such role.
-    #[error("unknown role {0:?} of a node: use voter")]
-    Unknown(String),
-}
+#[error("nodes of the role {0:?} are not supported: use voter")]
+pub struct InvalidJoinRole(String);
 
 impl fmt::Display for JoinRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,8 +46,7 @@ impl FromStr for JoinRole {
     fn from_str(text: &str) -> Result<Self, InvalidJoinRole> {
         match text {
             "voter" => Ok(Self::Voter),
-            "worker" => Err(InvalidJoinRole::Worker),
-            _ => Err(InvalidJoinRole::Unknown(text.to_owned())),
+            _ => Err(InvalidJoinRole(text.to_owned())),
         }
     }
 }

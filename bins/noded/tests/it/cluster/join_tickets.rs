@@ -127,7 +127,7 @@ fn a_ticket_that_is_revoked_used_or_mistyped_opens_nothing_and_says_so() {
         .assert_fails(1, "no join ticket has the id");
     first
         .nodectl(&["cluster", "ticket", "create", "--role", "worker"])
-        .assert_fails(1, "not supported yet: use voter");
+        .assert_fails(1, "not supported: use voter");
     let thief = members[1].spawn_with(text(&stolen));
     let failed = |node: &NodedProcess, what: &str| {
         wait_failing(node, what, |_, detail| detail.contains(what));
