@@ -22,9 +22,6 @@ mod ticket_issuer;
 mod unlock_keys;
 mod wire;
 
-/// The namespace of the nodes' records: module and namespace.
-pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
-
 pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole};
 pub use cluster_id::ClusterId;
 #[cfg(any(feature = "etcd", feature = "memory"))]
@@ -47,6 +44,7 @@ pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
 pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
 pub use node_removal::{NodeRemovalError, NodeRemover, RemovalStep};
 pub use node_replacement::NodeReplacer;
+pub(crate) use node_store::NODES_NAMESPACE;
 pub use node_store::{NodeStore, NodeStoreError, StoredNode};
 pub(crate) use restored_cluster::expel_others;
 pub use secret::SecretBytes;

@@ -10,6 +10,9 @@ use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, Txn, TxnOp};
 use crate::pki::CaError;
 
+/// The namespace of the nodes' records: module and namespace.
+pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
+
 /// The number of times that an update is retried after concurrent changes.
 const UPDATE_ATTEMPTS: usize = 16;
 
