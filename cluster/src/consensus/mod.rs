@@ -17,6 +17,8 @@ mod error;
 pub mod etcd;
 pub(crate) mod join;
 pub mod kv;
+#[cfg(test)]
+pub(crate) mod listed_voters;
 mod maintenance;
 mod member;
 #[cfg(feature = "memory")]

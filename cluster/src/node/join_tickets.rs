@@ -611,8 +611,9 @@ mod tests {
     use super::super::{NodeRecord, NodeRoles};
     use super::*;
     use crate::consensus::kv::{KvStore, RangeResponse, Revision, TxnResponse, WatchStream};
+    use crate::consensus::listed_voters::ListedVoters;
     use crate::consensus::memory::MemoryKv;
-    use crate::consensus::{ClusterAccess, ClusterMembers, Member, MemberId, MembershipError, NewMember};
+    use crate::consensus::{ClusterAccess, Member, MemberId};
     use crate::pki::PendingCa;
     use async_trait::async_trait;
 
@@ -642,35 +643,13 @@ mod tests {
         }
     }
 
-    #[derive(Debug)]
-    struct NoMembers;
-
-    #[async_trait]
-    impl ClusterMembers for NoMembers {
-        async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
-            Ok(Vec::new())
-        }
-        async fn add_learner(&self, _: &NewMember) -> Result<Member, MembershipError> {
-            Err(MembershipError::Stopped)
-        }
-        async fn promote_member(&self, _: MemberId) -> Result<(), MembershipError> {
-            Err(MembershipError::Stopped)
-        }
-        async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
-            Err(MembershipError::Stopped)
-        }
-        async fn prepare_leave(&self) -> Result<(), MembershipError> {
-            Err(MembershipError::Stopped)
-        }
-    }
-
     #[tokio::test]
     async fn a_node_that_another_voter_admits_or_that_joins_in_this_moment_uses_nothing() {
         let store = Arc::new(Raced::default());
         let root: Arc<dyn KvStore> = store.clone();
         PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
         let this = Member::new(MemberId(1), None, Vec::new(), false);
-        let access = ClusterAccess::new(this, root, Arc::new(NoMembers));
+        let access = ClusterAccess::new(this, root, Arc::<ListedVoters>::default());
         let tickets = JoinTickets::new(GoldenTicketIssuer::new(access, "node-").unwrap());
         let limits = JoinTicketLimits { uses: 9.try_into().unwrap(), ..JoinTicketLimits::default() };
         let ticket = tickets.create_ticket(&limits, &[], UNIX_EPOCH).await.unwrap();

@@ -7,35 +7,10 @@ use async_trait::async_trait;
 use super::*;
 use crate::age::Identity;
 use crate::consensus::kv::{KvError, RangeResponse, Revision, TxnResponse, WatchStream};
+use crate::consensus::listed_voters::ListedVoters;
 use crate::consensus::memory::MemoryKv;
-use crate::consensus::{Member, MembershipError, NewMember, SnapshotStream, StoreAlarm};
+use crate::consensus::{MembershipError, SnapshotStream, StoreAlarm};
 use crate::pki::{CertificateSpec, PendingCa};
-
-/// A list of voters.
-#[derive(Debug, Default)]
-struct Voters(Mutex<Vec<&'static str>>);
-
-#[async_trait]
-impl ClusterMembers for Voters {
-    async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
-        let names = self.0.lock().unwrap().clone();
-        let member =
-            |name: &str| Member::new(MemberId(name.len() as u64), Some(name.into()), Vec::new(), false);
-        Ok(names.into_iter().map(member).collect())
-    }
-    async fn add_learner(&self, _: &NewMember) -> Result<Member, MembershipError> {
-        Err(MembershipError::Stopped)
-    }
-    async fn promote_member(&self, _: MemberId) -> Result<(), MembershipError> {
-        Err(MembershipError::Stopped)
-    }
-    async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
-        Err(MembershipError::Stopped)
-    }
-    async fn prepare_leave(&self) -> Result<(), MembershipError> {
-        Err(MembershipError::Stopped)
-    }
-}
 
 /// Counts what is done to the databases.
 #[derive(Debug, Default)]
@@ -98,7 +73,7 @@ impl KvStore for KilledAt {
 
 struct Cluster {
     root: Arc<dyn KvStore>,
-    voters: Arc<Voters>,
+    voters: Arc<ListedVoters>,
 }
 
 struct Node {
@@ -113,7 +88,7 @@ impl Cluster {
         let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
         let ca = PendingCa::generate().unwrap().save_sealed(Arc::clone(&root), &voter).await.unwrap();
         let member = ca.issue_credentials(&CertificateSpec::for_client(name.parse().unwrap())).await.unwrap();
-        let cluster = Cluster { root, voters: Arc::new(Voters(Mutex::new(vec![name]))) };
+        let cluster = Cluster { root, voters: Arc::new(ListedVoters(Mutex::new(vec![name]))) };
         let node = Node { voter, member };
         cluster.sealing(&node).publish_key(&node.member).await.unwrap();
         (cluster, node)
@@ -131,7 +106,7 @@ impl Cluster {
                 .map(|digits| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap());
             store.put(key.as_bytes(), &bytes.collect::<Vec<_>>()).await.unwrap();
         }
-        Cluster { root: Arc::new(store), voters: Arc::new(Voters(Mutex::new(voters))) }
+        Cluster { root: Arc::new(store), voters: Arc::new(ListedVoters(Mutex::new(voters))) }
     }
 
     /// Certifies a member by a CA that can sign.

@@ -150,7 +150,8 @@ fn a_bundle_that_failed_is_named_in_health_and_neither_holds_nor_restarts_the_se
 
 /// Flips a bit of the largest file of containerd's content; returns its path, and what it had.
 fn flip_layer(noded: &NodedProcess) -> (PathBuf, Vec<u8>) {
-    let blobs = noded.data().join("data/containerd/root/io.containerd.content.v1.content/blobs/sha256");
+    let blobs =
+        noded.data().join("data/containerd/root").join("io.containerd.content.v1.content/blobs/sha256");
     let blobs = fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap().path());
     let layer = blobs.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
     let content = fs::read(&layer).unwrap();
