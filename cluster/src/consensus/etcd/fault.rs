@@ -41,7 +41,7 @@ pub(super) enum EtcdFault {
     /// Its data differs from that of the other members.
     Corrupt,
     /// The words of etcd.
-    Other(String),
+    Unparsed(String),
 }
 
 impl fmt::Display for EtcdFault {
@@ -75,7 +75,7 @@ impl fmt::Display for EtcdFault {
                  of the other members"
             ),
             Self::Corrupt => write!(f, "its data differs from that of the other members; {REPLACE_NODE}"),
-            Self::Other(text) => write!(f, "etcd reports: {text}"),
+            Self::Unparsed(text) => write!(f, "etcd reports: {text}"),
         }
     }
 }
@@ -175,7 +175,7 @@ impl EtcdFault {
             }
             () if is_database.into_iter().any(has) => Self::DatabaseDamaged,
             () if has("crc mismatch") || has("invalid wire-format data") => Self::LogDamaged,
-            () => Self::Other(quoted()),
+            () => Self::Unparsed(quoted()),
         })
     }
 
@@ -216,7 +216,7 @@ impl FaultLog {
         let mut last = self.lock();
         // A panic is printed after its log entry, and says less.
         let is_known = last.as_ref().is_some_and(|(known, _)| !known.is_of_connections());
-        if !(is_known && matches!(fault, EtcdFault::Other(_))) {
+        if !(is_known && matches!(fault, EtcdFault::Unparsed(_))) {
             *last = Some((fault, Instant::now()));
         }
     }
@@ -295,7 +295,7 @@ mod tests {
             Some(EtcdFault::AddressInUse(_)) => "address",
             Some(EtcdFault::WrongVersion(_)) => "version",
             Some(EtcdFault::Corrupt) => "corrupt",
-            Some(EtcdFault::Other(_)) => "other",
+            Some(EtcdFault::Unparsed(_)) => "other",
         }
     }
 
