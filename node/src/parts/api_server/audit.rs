@@ -43,14 +43,18 @@ pub(super) enum Refusal {
 pub(super) struct Audit {
     log_store: LogStore,
     refusals: Mutex<RateLimit>,
-    /// Of calls of strangers that were too many.
-    busy: Mutex<RateLimit>,
+    /// Of calls of strangers that admitted nobody.
+    strangers: Mutex<RateLimit>,
 }
 
 impl Audit {
     pub(super) fn new(log_store: LogStore) -> Self {
-        let limit = || Mutex::new(RateLimit::new(REFUSAL_PERIOD, REFUSAL_BURST, Instant::now()));
-        Self { log_store, refusals: limit(), busy: limit() }
+        let now = Instant::now();
+        Self {
+            log_store,
+            refusals: Mutex::new(RateLimit::new(REFUSAL_PERIOD, REFUSAL_BURST, now)),
+            strangers: Mutex::new(RateLimit::of_strangers(now)),
+        }
     }
 
     fn write(&self, dn: &str, message: LogMessage) {
@@ -115,15 +119,14 @@ impl Drop for Call {
             None => "canceled".to_owned(),
         };
         let mut more = String::new();
-        if *principal == Principal::Stranger && self.code == Some(Code::ResourceExhausted) {
-            let Some(unlogged) = next_of(&self.audit.busy) else { return };
+        let is_unadmitted = *principal == Principal::Stranger && self.code != Some(Code::Ok);
+        if is_unadmitted {
+            // Anyone can make it fail, and the entries must not evict others.
+            let Some(unlogged) = next_of(&self.audit.strangers) else { return };
             more = more_text(unlogged);
         }
         let (level, dn) = match self.code {
-            // Anyone can make it fail, and the entries must not evict others.
-            code if *principal == Principal::Stranger && code != Some(Code::Ok) => {
-                (Level::Warn, STRANGERS_DN)
-            }
+            _ if is_unadmitted => (Level::Warn, STRANGERS_DN),
             Some(Code::PermissionDenied) => (Level::Warn, DENIED_DN),
             _ if *principal == Principal::Node => (Level::Info, NODES_DN),
             _ if callers_of(&self.path) == Callers::Operators(Role::Reader) => (Level::Info, READS_DN),
@@ -147,7 +150,7 @@ impl Drop for Call {
 
 /// The name of a method in its path, as messages and entries have it.
 pub(super) fn method_name(path: &str) -> &str {
-    // Only who is admitted can choose it, and nobody needs a longer one.
+    // Each client can choose it, and nobody needs a longer one.
     const MAX_BYTES: usize = 64;
     let name = path.rsplit('/').next().unwrap_or(path);
     if name.len() <= MAX_BYTES && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {

@@ -15,12 +15,6 @@ use crate::parts::api::enrol::MAX_REQUEST_BYTES;
 use crate::parts::api::peer_keys::PeerKeys;
 use crate::running::RunningNode;
 
-/// Calls of strangers are admitted this often at most: anyone who reaches the port can make them, and each is a read of the
-/// cluster's store.
-const ENROL_PERIOD: Duration = Duration::from_millis(50);
-/// Those that are admitted at once after a quiet time.
-const ENROL_BURST: u32 = 100;
-
 struct NodeService {
     running: Arc<RunningNode>,
     enrolments: Mutex<RateLimit>,
@@ -28,7 +22,7 @@ struct NodeService {
 
 /// The service for other nodes, behind the gate.
 pub(super) fn node_server(running: &Arc<RunningNode>) -> NodeServer<impl Node> {
-    let enrolments = Mutex::new(RateLimit::new(ENROL_PERIOD, ENROL_BURST, Instant::now()));
+    let enrolments = Mutex::new(RateLimit::of_strangers(Instant::now()));
     NodeServer::new(NodeService { running: Arc::clone(running), enrolments })
         .max_decoding_message_size(MAX_REQUEST_BYTES)
 }
@@ -64,6 +58,6 @@ impl Node for NodeService {
         if !is_admitted {
             return Err(Status::resource_exhausted("too many nodes enrol at once: try again"));
         }
-        enrol::enrol(&self.running, caller, request.get_ref()).await.map(Response::new)
+        enrol::enrol(Arc::clone(&self.running), caller, request.get_ref()).await.map(Response::new)
     }
 }

@@ -14,7 +14,17 @@ pub(super) struct RateLimit {
     refused: u64,
 }
 
+/// Calls of strangers are admitted, and recorded, this often at most: anyone who reaches the port can make them, and each is a
+/// read of the cluster's store.
+const STRANGERS_PERIOD: Duration = Duration::from_millis(50);
+/// Those that are admitted at once after a quiet time.
+const STRANGERS_BURST: u32 = 100;
+
 impl RateLimit {
+    pub(super) fn of_strangers(now: Instant) -> Self {
+        Self::new(STRANGERS_PERIOD, STRANGERS_BURST, now)
+    }
+
     pub(super) fn new(period: Duration, burst: u32, now: Instant) -> Self {
         Self { period, burst, tokens: burst, filled: now, refused: 0 }
     }
