@@ -1,5 +1,6 @@
 //! Enrolment by a join ticket: how a voter answers a new node.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use nodekeel_cluster::enrolment::ClusterNode;
@@ -16,7 +17,7 @@ use crate::running::RunningNode;
 
 /// Admits a node, if its ticket says so. A node that is admitted is an event; the gate records the others.
 pub(super) async fn enrol(
-    running: &RunningNode,
+    running: Arc<RunningNode>,
     CallingStranger { key, address }: CallingStranger,
     message: &node_v1::EnrolRequest,
 ) -> Result<node_v1::EnrolResponse, Status> {
@@ -24,12 +25,16 @@ pub(super) async fn enrol(
     let cluster = running.extension::<ClusterNode>();
     let cluster = cluster.ok_or_else(|| Status::aborted("the voter is in no cluster"))?;
     let tickets = cluster.join_tickets().map_err(|error| Status::aborted(error_chain(&error)))?;
-    let redeemed = tickets.redeem_ticket(&key.to_string(), &request, SystemTime::now()).await;
-    let enrolment = redeemed.map_err(|error| refusal(&error))?;
-    let action = format!("enrolment of the node at {} by join ticket {}", request.url, request.ticket);
-    let caller = Caller::Operator { name: key.to_string(), address };
-    running.history.add_request(CLUSTER_DN, 0, &action, Some(caller));
-    Ok(node_v1::EnrolResponse { enrolment })
+    // It ends also if the caller does not wait for it: who was admitted is always an event.
+    let redeeming = tokio::spawn(async move {
+        let redeemed = tickets.redeem_ticket(&key.to_string(), &request, SystemTime::now()).await;
+        let enrolment = redeemed.map_err(|error| refusal(&error))?;
+        let action = format!("enrolment of the node at {} by join ticket {}", request.url, request.ticket);
+        let caller = Caller::Operator { name: key.to_string(), address };
+        running.history.add_request(CLUSTER_DN, 0, &action, Some(caller));
+        Ok(node_v1::EnrolResponse { enrolment })
+    });
+    redeeming.await.unwrap_or_else(|error| Err(Status::internal(error_chain(&error))))
 }
 
 fn refusal(error: &EnrolError) -> Status {
