@@ -66,6 +66,7 @@ async fn the_reserve_holds_for_all_imports_together() {
 #[tokio::test]
 async fn content_that_several_bundles_have_is_written_once() {
     let bundles = BundleFixture::new();
+    bundles.store.set_disk_bytes(DISK_BYTES);
     let base = vec![7; 500_000];
     for number in 0..4 {
         let name = format!("localhost/{number}:1");
