@@ -36,9 +36,6 @@ use crate::running::{AnswerConfig, RunningNode};
 use crate::volume::{CloseOnDrop, has_running_descendant};
 use crate::{dn, v1};
 
-/// The DN of the cluster, whose files are removed.
-const CLUSTER_DN: &str = "root.cluster";
-
 /// The start of the names of an enrolment's files in `esp/`: its ticket, and its step journal.
 const ENROLMENT: &str = "enrolment.";
 
@@ -354,7 +351,7 @@ fn find_bootstrap_record(config: &NodedConfig, data: &Path) -> Option<PathBuf> {
 
 /// Performs a plan: stops the cluster, removes, and starts the cluster as that of a new node.
 pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) -> Result<(), ResetError> {
-    let dn = CLUSTER_DN.to_owned();
+    let dn = dn::CLUSTER.to_owned();
     let runs =
         running.supervisor.with(|supervisor| supervisor.snapshot().iter().any(|status| *status.dn == *dn));
     if runs == Some(true) {
@@ -373,7 +370,7 @@ pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) 
         started.unwrap_or(Ok(())).map_err(ResetError::Control)
     };
     if runs == Some(true) {
-        start(CLUSTER_DN, |supervisor, dn| supervisor.start_runnable(dn))?;
+        start(dn::CLUSTER, |supervisor, dn| supervisor.start_runnable(dn))?;
     }
     performed?;
     let changes_volume =
@@ -386,9 +383,9 @@ pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) 
 
 /// Stops the cluster, and waits until it has stopped, with its member.
 async fn stop_cluster(running: &RunningNode) -> Result<(), ResetError> {
-    let stopped = running.supervisor.with(|supervisor| supervisor.stop_runnable(CLUSTER_DN));
+    let stopped = running.supervisor.with(|supervisor| supervisor.stop_runnable(dn::CLUSTER));
     stopped.unwrap_or(Ok(())).map_err(ResetError::Control)?;
-    let dns = [CLUSTER_DN.to_owned()].into();
+    let dns = [dn::CLUSTER.to_owned()].into();
     let watch = |supervisor: &Supervisor| (supervisor.watch_changes(), supervisor.snapshot());
     while let Some((mut changes, tree)) = running.supervisor.with(watch) {
         if !has_running_descendant(&tree, &dns) || changes.changed().await.is_err() {

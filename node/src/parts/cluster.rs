@@ -34,6 +34,7 @@ use super::etcd::{PEER_PORT_KEY, required_etcd_bytes};
 use super::network::check_reachable;
 use super::storage::keys::VolumeKeys;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
+use crate::dn::CLUSTER as DN;
 use crate::health::NodeSnapshot;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{
@@ -44,8 +45,6 @@ use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
 use crate::program_name::program_name;
-
-const DN: &str = "root.cluster";
 
 /// The part of a node with `[cluster]`.
 pub(super) struct ClusterPart {

@@ -418,20 +418,17 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
 }
 
 async fn defragment(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-    let members = list_members(api).await?;
-    api.raise_timeout(DEFRAGMENT_TIMEOUT);
-    let mut done = Vec::new();
     // The others admit their own nodes alone.
-    for member in members.into_iter().filter(|member| member.this) {
+    let own = list_members(api).await?.into_iter().filter(|member| member.this);
+    api.raise_timeout(DEFRAGMENT_TIMEOUT);
+    let mut defragmented = Vec::new();
+    for member in own {
         let request = DefragmentRequest { member: member.id, compact: true };
         api.call(async |client| client.defragment(request).await).await?;
-        let name = member.name.unwrap_or_default();
-        if !printer.is_json {
-            printer.print_line(&format!("defragmented {}", escape_control(&name)))?;
-        }
-        done.push(name);
+        defragmented.push(member.name.unwrap_or_default());
     }
-    if printer.is_json { Ok(printer.print_json(&DefragmentView { defragmented: done })?) } else { Ok(()) }
+    let text = format!("defragmented {}", escape_control(&defragmented.join(", ")));
+    printer.print_result(&DefragmentView { defragmented }, &text)
 }
 
 async fn disarm(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {

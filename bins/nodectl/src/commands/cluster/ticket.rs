@@ -294,7 +294,7 @@ async fn revoke_place(
     let request = WithdrawGoldenTicketRequest { address: address.to_string(), port: port.into() };
     let answer = api.call(async |client| client.withdraw_golden_ticket(request).await).await?;
     let revoked = RevokedTicketView { url: answer.url };
-    let text = format!("join ticket for {} revoked", escape_control(&revoked.url));
+    let text = format!("ticket for {} revoked", escape_control(&revoked.url));
     printer.print_result(&revoked, &text)
 }
 
