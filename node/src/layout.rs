@@ -18,7 +18,7 @@
 //!
 //! <volume>/   .data-volume-id     0600
 //!             cluster/            0700  the node's identity, etcd/ as below, and peer-keys 0600
-//!             etcd/               0700  peer_pki/ 0700, peer_crl 0400, data/ 0700
+//!             etcd/               0700  client/ 0700, peer_pki/ 0700, peer_crl 0400, data/ 0700
 //!             containerd/         0700  config.toml 0600, root/ 0700, opt/ 0711
 //!             volumes/            0700
 //! ```
