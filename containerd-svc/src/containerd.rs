@@ -128,6 +128,11 @@ impl ContainerdImages {
         Ok(())
     }
 
+    /// Whether the snapshotter copies the files of a parent into each snapshot.
+    fn copies_layers_below(&self) -> bool {
+        self.snapshotter_name == "native"
+    }
+
     /// A project limit of the root hides its disk, of which volumes and others may have left less.
     fn read_disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
         let Some((root, reserve)) = &self.disk else { return Ok(None) };

@@ -41,6 +41,9 @@ struct SpaceError {
     reserve: u64,
 }
 
+/// What an unpacked layer takes besides its files: the directories and the record of a snapshot.
+pub(crate) const UNPACKED_USAGE: DiskUsage = DiskUsage { bytes: 64 << 10, inodes: 8 };
+
 /// The unit in which most file systems allocate space to a file.
 const BLOCK_BYTES: u64 = 4096;
 

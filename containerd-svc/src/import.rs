@@ -11,12 +11,14 @@ use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
 use std::sync::Arc;
 
-use crate::archive::{ArchiveContents, ArchiveError};
+use crate::archive::{ArchiveContents, ArchiveError, WantedFiles};
 use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason};
 use crate::image::{Descriptor, Image, ImageLayer, Labels};
 use crate::image_walk::{ImageScope, ImageWalk, TargetContent};
 use crate::store::{ImportSession, IncomingBlob, ReadPace};
-use crate::{Digest, DiskUsage, ImageName, ImagePolicy, ImageStoreError, Namespace, OfferedImage};
+use crate::{
+    Digest, DiskUsage, ImageName, ImagePolicy, ImageStoreError, ImportLimits, Namespace, OfferedImage,
+};
 
 use bridge::ArchiveReading;
 use index::{ArchiveIndex, Judgement};
@@ -61,7 +63,7 @@ pub(crate) async fn import_bundle(
     listing: &mut ImageMapper<'_>,
 ) -> Result<ImportedImages, BundleError> {
     let archive = JudgedArchive::judge(job, file).await?;
-    let reading = archive.start_reading(job, DiskUsage::default()).await?;
+    let reading = archive.prepare(job, DiskUsage::default()).await?.start();
     archive.finish(job, reading, listing).await
 }
 
@@ -74,11 +76,21 @@ pub(crate) struct JudgedArchive {
     judgement: Judgement,
 }
 
+/// An archive that fits, of which nothing is written yet.
+pub(crate) struct PreparedArchive {
+    file: ProgressReader,
+    limits: ImportLimits,
+    wanted: WantedFiles,
+    import: Box<dyn ImportSession>,
+    /// What it takes of the disk at most; `None` if that is not known.
+    pub(crate) claim: Option<DiskUsage>,
+}
+
 /// An archive whose content is being written.
 #[derive(Debug)]
 pub(crate) struct ReadingArchive {
     reading: ArchiveReading,
-    /// What it may take of the disk, as far as that is known; `None` if the store does not know its disk.
+    /// As that of the prepared archive.
     pub(crate) claim: Option<DiskUsage>,
 }
 
@@ -99,12 +111,12 @@ impl JudgedArchive {
         self.index.as_ref().map(|index| index.wanted_blobs(&self.judgement))
     }
 
-    /// Starts to write the content, if it fits besides what other imports have claimed. Nothing is listed.
-    pub(crate) async fn start_reading(
+    /// Prepares to write the content, if it fits besides what other imports have claimed.
+    pub(crate) async fn prepare(
         &self,
         job: ImportJob<'_>,
         claimed: DiskUsage,
-    ) -> Result<ReadingArchive, BundleError> {
+    ) -> Result<PreparedArchive, BundleError> {
         let file = self.file.try_clone().map_err(io_error)?;
         let import = job.scope.store.begin_import(job.scope.namespace).await?;
         let judged = self.index.as_ref().map(|index| (index, &self.judgement));
@@ -112,7 +124,7 @@ impl JudgedArchive {
             Ok(claim) => {
                 let file = ProgressReader::new(file, job.progress.cloned());
                 let (limits, wanted) = (job.scope.limits.clone(), self.judgement.wanted.clone());
-                Ok(ReadingArchive { reading: ArchiveReading::start(file, limits, wanted, import), claim })
+                Ok(PreparedArchive { file, limits, wanted, import, claim })
             }
             Err(error) => {
                 finish_session(import).await;
@@ -137,10 +149,22 @@ impl JudgedArchive {
                 );
                 self.file.seek(SeekFrom::Start(self.start)).map_err(io_error)?;
                 let again = Self::judge(job, self.file).await?;
-                again.start_reading(job, DiskUsage::default()).await?.finish(job, listing).await
+                again.prepare(job, DiskUsage::default()).await?.start().finish(job, listing).await
             }
             done => done,
         }
+    }
+}
+
+impl PreparedArchive {
+    /// Starts to write the content. Nothing is listed.
+    pub(crate) fn start(self) -> ReadingArchive {
+        let Self { file, limits, wanted, import, claim } = self;
+        ReadingArchive { reading: ArchiveReading::start(file, limits, wanted, import), claim }
+    }
+
+    pub(crate) async fn discard(self) {
+        finish_session(self.import).await;
     }
 }
 

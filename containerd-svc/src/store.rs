@@ -223,6 +223,11 @@ pub trait ImportSession: Send + Sync + fmt::Debug {
     async fn disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
         Ok(None)
     }
+
+    /// Whether an unpacked layer takes as much of the disk as those below it, too. Default: no.
+    fn copies_layers_below(&self) -> bool {
+        false
+    }
 }
 
 /// Writes one blob. Dropping it before the commit discards what was written.

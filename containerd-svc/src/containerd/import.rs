@@ -233,6 +233,10 @@ impl ImportSession for ContainerdImport {
     async fn disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
         self.lease.images.read_disk_space()
     }
+
+    fn copies_layers_below(&self) -> bool {
+        self.lease.images.copies_layers_below()
+    }
 }
 
 impl Drop for ContainerdImport {

@@ -18,16 +18,11 @@ use tonic::{Code, Status, Streaming};
 use super::import::ImportLease;
 use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::archive::measure_layer;
+use crate::disk_space::UNPACKED_USAGE;
 use crate::image::{ImageLayer, Labels};
 use crate::import::bridge::wait_for_store;
 use crate::store::{ErrorSource, ImageStoreError};
 use crate::{Digest, DiskUsage, ImportLimits, Namespace};
-
-/// The directories and the record of a snapshot.
-const SNAPSHOT_USAGE: DiskUsage = DiskUsage { bytes: 64 << 10, inodes: 8 };
-
-/// The snapshotter that copies the files of a parent into each snapshot.
-const COPYING_SNAPSHOTTER: &str = "native";
 
 /// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.
 pub(super) async fn unpack_layers(
@@ -180,7 +175,7 @@ pub(super) async fn check_disk_space(
 ) -> Result<(), ImageStoreError> {
     let Some(space) = lease.images.read_disk_space()? else { return Ok(()) };
     let copied = match below {
-        Some(below) if lease.images.snapshotter_name == COPYING_SNAPSHOTTER => {
+        Some(below) if lease.images.copies_layers_below() => {
             snapshot_usage(lease, below).await.map_err(|status| unpack_error(layer, status))?
         }
         _ => DiskUsage::default(),
@@ -189,7 +184,7 @@ pub(super) async fn check_disk_space(
         Some(usage) => usage,
         None => measure_content(lease, layer, space.available).await?,
     };
-    space.check_fits(SNAPSHOT_USAGE + copied + files, "its unpacked layer")
+    space.check_fits(UNPACKED_USAGE + copied + files, "its unpacked layer")
 }
 
 async fn snapshot_usage(lease: &ImportLease, name: Digest) -> Result<DiskUsage, Status> {

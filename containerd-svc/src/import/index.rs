@@ -15,6 +15,7 @@ use super::{ImportJob, choose_images, io_error, main_reason};
 use crate::archive::{
     ArchiveError, ArchiveOutline, FilePlace, WantedFiles, digest_from_name, measure_layer, read_outline,
 };
+use crate::disk_space::UNPACKED_USAGE;
 use crate::documents::{DockerManifestEntry, ImageConfig};
 use crate::error::{ArchivedImageError, BundleError, LeftOutImage, LeftOutReason};
 use crate::image::Image;
@@ -35,8 +36,16 @@ pub(super) struct ArchiveIndex {
 pub(super) struct Judgement {
     /// The files that images for this node need.
     pub(super) wanted: WantedFiles,
-    /// The layers among them.
-    pub(super) layers: BTreeSet<Digest>,
+    /// The layers among them; `None` if they are not known.
+    pub(super) layers: Option<BTreeSet<Digest>>,
+}
+
+/// What an archive needs of the disk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needed {
+    pub(super) usage: DiskUsage,
+    /// False if unpacking may take more.
+    pub(super) is_all: bool,
 }
 
 impl ArchiveIndex {
@@ -97,7 +106,7 @@ impl ArchiveIndex {
         let images = chosen.iter().flat_map(|image| &image.content.runnable_images);
         let layers = images.flat_map(|image| &image.layers).map(|layer| layer.blob.digest);
         Ok(Judgement {
-            layers: layers.collect(),
+            layers: Some(layers.collect()),
             wanted: Some(self.outline.names.files.keys().filter(is_needed).cloned().collect()),
         })
     }
@@ -131,7 +140,7 @@ impl ArchiveIndex {
             // The error names an image of another platform as one that lacks its files, so they are read.
             (false, Some(_)) => Ok(Judgement::default()),
             // An invalid name is reported by the import.
-            (_, None) => Ok(Judgement { wanted: Some(wanted), layers: BTreeSet::new() }),
+            (_, None) => Ok(Judgement { wanted: Some(wanted), layers: None }),
         }
     }
 
@@ -173,7 +182,7 @@ impl ArchiveIndex {
         job: ImportJob<'_>,
         Judgement { wanted, layers }: &Judgement,
         room: DiskUsage,
-    ) -> Result<DiskUsage, BundleError> {
+    ) -> Result<Needed, BundleError> {
         let is_wanted = |name: &String| wanted.as_ref().is_none_or(|wanted| wanted.contains(name));
         let files = || self.outline.names.files.iter().filter(|(name, _)| is_wanted(name));
         let all = files()
@@ -181,22 +190,25 @@ impl ArchiveIndex {
             .fold(DiskUsage::default(), DiskUsage::add);
         // The store is asked for each blob only where that matters.
         if !job.unpack && all.fits_into(room) {
-            return Ok(all);
+            return Ok(Needed { usage: all, is_all: true });
         }
-        let mut needed = DiskUsage::default();
+        let mut needed = Needed { usage: DiskUsage::default(), is_all: !job.unpack || layers.is_some() };
+        let is_layer = |digest: &Digest| layers.as_ref().is_some_and(|layers| layers.contains(digest));
         for (name, place) in files() {
             let digest = digest_from_name(name);
             let ImageScope { store, namespace, .. } = job.scope;
+            let layer = digest.filter(|digest| job.unpack && is_layer(digest));
             if let Some(digest) = &digest
                 && store.content_size(namespace, digest).await? == Some(place.size)
             {
+                // It may not be unpacked yet.
+                needed.is_all &= layer.is_none();
                 continue;
             }
-            needed = needed + DiskUsage::of_file(place.size);
-            if job.unpack
-                && let Some(layer) = digest.filter(|digest| layers.contains(digest))
-            {
-                needed = needed + self.measure_layer(job, layer, *place, room).await?;
+            needed.usage = needed.usage + DiskUsage::of_file(place.size);
+            if let Some(layer) = layer {
+                let unpacked = self.measure_layer(job, layer, *place, room).await?;
+                needed.usage = needed.usage + UNPACKED_USAGE + unpacked;
             }
         }
         Ok(needed)

@@ -58,7 +58,7 @@ impl MeasuredFiles {
 }
 
 /// Checks that what the store lacks of the archive fits on its disk, besides what other imports have claimed of it. Returns
-/// what it takes at most, as far as that is known; `None` if the store does not know its disk.
+/// what it takes at most; `None` if that is not known.
 pub(super) async fn check_archive_fits(
     job: ImportJob<'_>,
     file: &File,
@@ -70,8 +70,9 @@ pub(super) async fn check_archive_fits(
     let space = space.without(claimed);
     if let Some((index, judgement)) = judged {
         let needed = index.measure(job, judgement, space.available).await?;
-        space.check_fits(needed, "the archive")?;
-        return Ok(Some(needed));
+        space.check_fits(needed.usage, "the archive")?;
+        let is_all = needed.is_all && !(job.unpack && import.copies_layers_below());
+        return Ok(is_all.then_some(needed.usage));
     }
     let scope = job.scope;
     let measured = &job.measured.files;

@@ -380,10 +380,8 @@ impl<'a> PreseedPass<'a> {
         let start = Instant::now();
         let job = import_job(preseed, store, &bundle, &measured, &reading);
         let judged = JudgedArchive::judge(job, file).await;
-        // What unpacking takes is compared with the free space layer by layer, and the content of a compressed archive blob
-        // by blob: no other import may take the same space.
         let blobs = match &judged {
-            Ok(archive) => archive.blobs().filter(|_| !preseed.unpacks_layers),
+            Ok(archive) => archive.blobs(),
             Err(_) => Some(BTreeSet::new()),
         };
         while self.started.len() >= MAX_READING
@@ -395,17 +393,21 @@ impl<'a> PreseedPass<'a> {
             Ok(archive) => loop {
                 let claimed =
                     self.started.iter().map(StartedImport::claim).fold(DiskUsage::default(), |a, b| a + b);
-                match archive.start_reading(job, claimed).await {
+                match archive.prepare(job, claimed).await {
+                    // No other import may take the same space.
+                    Ok(prepared) if prepared.claim.is_none() && !self.started.is_empty() => {
+                        prepared.discard().await;
+                        self.finish_first().await;
+                    }
                     // It may fit once it is known what the others have taken.
                     Err(BundleError::Store(ImageStoreError::NoSpace { .. })) if !self.started.is_empty() => {
                         self.finish_first().await;
                     }
-                    reading => break reading.map(|reading| (archive, reading)),
+                    prepared => break prepared.map(|prepared| (archive, prepared.start())),
                 }
             },
             Err(error) => Err(error),
         };
-        // On a disk that the store does not know, one that does not fit must fail alone.
         let is_bounded = archive.as_ref().map_or(true, |(_, reading)| reading.claim.is_some());
         let blobs = blobs.filter(|_| is_bounded);
         self.started.push_back(StartedImport { bundle, archive, blobs, measured, reading, start });

@@ -1,6 +1,6 @@
 //! Bundles whose content is written at once.
 
-use nodekeel_containerd_svc::Digest;
+use nodekeel_containerd_svc::{Digest, Preseed};
 
 use crate::bundles::{BundleFixture, archive_of, count_outcomes};
 
@@ -12,8 +12,13 @@ fn digest_of(layer: &[u8]) -> Digest {
 }
 
 /// Each layer is committed after that of the next bundle, so that the first bundle is complete last; or the other way round.
-async fn names_and_owners(layers: &[Vec<u8>], is_reversed: bool) -> (Vec<(String, Digest)>, Vec<String>) {
-    let bundles = BundleFixture::new();
+async fn names_and_owners(
+    layers: &[Vec<u8>],
+    is_reversed: bool,
+    unpack: bool,
+) -> (Vec<(String, Digest)>, Vec<String>) {
+    let mut bundles = BundleFixture::new();
+    bundles.preseed = Preseed::new(bundles.directory.path()).with_unpacking(unpack);
     // On a disk that the store does not know they would be read one after another.
     bundles.store.set_disk_bytes(DISK_BYTES);
     for (number, layer) in layers.iter().enumerate() {
@@ -36,9 +41,10 @@ async fn names_and_owners(layers: &[Vec<u8>], is_reversed: bool) -> (Vec<(String
 #[tokio::test]
 async fn the_first_bundle_keeps_a_name_whichever_is_written_first() {
     let layers: Vec<_> = (0..4).map(|number| vec![number; 1000]).collect();
-    let forward = names_and_owners(&layers, false).await;
-    let reversed = names_and_owners(&layers, true).await;
-    assert_eq!(forward, reversed);
+    let forward = names_and_owners(&layers, false, false).await;
+    for (is_reversed, unpack) in [(true, false), (false, true), (true, true)] {
+        assert_eq!(names_and_owners(&layers, is_reversed, unpack).await, forward);
+    }
     assert_eq!((forward.0.len(), &forward.1[..]), (5, &["0.tar".to_owned()][..]));
 }
 
