@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Daemon, ScratchDir, command_output, tools};
+use crate::{Daemon, ScratchDir, command_output, gotool, tools};
 
 /// A containerd with its state, root and socket in a private directory; it answers when [`Containerd::start`]
 /// returns. Without a CRI plugin, it touches nothing outside its directory.
@@ -18,14 +18,26 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it and waits until it answers Version.
+    /// Starts Debian's, and waits until it answers Version.
     ///
     /// # Errors
     /// The caller isn't root, which containerd must be; [`tools::MissingTool`] where it isn't installed; else
     /// why it did not start, with its last output.
     pub fn start() -> Result<Self> {
+        Self::start_programs(&tools::find_tool(tools::CONTAINERD)?, tools::find_tool(tools::CTR)?)
+    }
+
+    /// Starts the newest release, and waits until it answers Version.
+    ///
+    /// # Errors
+    /// As [`Containerd::start()`].
+    pub fn start_newest() -> Result<Self> {
+        let programs = gotool::CONTAINERD.program_directory()?;
+        Self::start_programs(&programs.join("containerd"), programs.join("ctr"))
+    }
+
+    fn start_programs(containerd: &Path, ctr: PathBuf) -> Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "containerd needs root");
-        let (containerd, ctr) = (tools::find_tool(tools::CONTAINERD)?, tools::find_tool(tools::CTR)?);
         let scratch = ScratchDir::new()?;
         let socket = scratch.path().join("containerd.sock");
         let file = scratch.path().join("config.toml");
@@ -41,6 +53,11 @@ impl Containerd {
     /// The socket of its API.
     pub fn socket_path(&self) -> &Path {
         &self.socket_path
+    }
+
+    /// The directory of its content and of what it unpacks.
+    pub fn root_path(&self) -> PathBuf {
+        self.daemon.directory_path().join("root")
     }
 
     /// The daemon.
