@@ -225,7 +225,7 @@ impl Accepting {
         let no_key = || Refusal::Handshake(io::ErrorKind::InvalidData.into());
         let key = proved_key(tls.get_ref().1).ok_or_else(no_key)?;
         let place = if is_enrolling(tls.get_ref().1) {
-            Place::Stranger(self.strangers.connect(key))
+            Place::Stranger(self.strangers.connect(key, address.ip()))
         } else {
             // Its record may have been removed during the handshake.
             Place::Known(self.identities.connect(key).ok_or(Refusal::UnknownKey(key))?)

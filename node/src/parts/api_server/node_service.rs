@@ -1,13 +1,13 @@
 //! The calls of other nodes of the cluster.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 
 use super::enrol;
 use super::gate::{CallingNode, CallingStranger};
-use super::rate_limit::RateLimit;
+use super::rate_limit::StrangerCalls;
 use crate::blocking::run_blocking;
 use crate::node_v1::node_server::{Node, NodeServer};
 use crate::node_v1::{EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse};
@@ -17,12 +17,12 @@ use crate::running::RunningNode;
 
 struct NodeService {
     running: Arc<RunningNode>,
-    enrolments: Mutex<RateLimit>,
+    enrolments: Mutex<StrangerCalls>,
 }
 
 /// The service for other nodes, behind the gate.
 pub(super) fn node_server(running: &Arc<RunningNode>) -> NodeServer<impl Node> {
-    let enrolments = Mutex::new(RateLimit::of_strangers(Instant::now()));
+    let enrolments = Mutex::new(StrangerCalls::new(Instant::now()));
     NodeServer::new(NodeService { running: Arc::clone(running), enrolments })
         .max_decoding_message_size(MAX_REQUEST_BYTES)
 }
@@ -53,8 +53,10 @@ impl Node for NodeService {
         // The gate adds it to the call of a stranger.
         let caller = request.extensions().get::<CallingStranger>().copied();
         let caller = caller.ok_or_else(|| Status::permission_denied("the caller did not come to enrol"))?;
-        let is_admitted =
-            self.enrolments.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now()).is_some();
+        let is_admitted = {
+            let mut enrolments = self.enrolments.lock().unwrap_or_else(PoisonError::into_inner);
+            enrolments.admits(caller.address.ip(), Instant::now())
+        };
         if !is_admitted {
             return Err(Status::resource_exhausted("too many nodes enrol at once: try again"));
         }
