@@ -183,12 +183,9 @@ impl Admission {
         self.message.node_cert == node_certificate.der_bytes()
     }
 
-    /// Replaces the members; returns whether they were others.
-    pub(super) fn set_peers(&mut self, peers: &[Peer]) -> bool {
-        let peers: Vec<_> = peers.iter().map(peer_message).collect();
-        let is_changed = peers != self.message.peers;
-        self.message.peers = peers;
-        is_changed
+    /// Replaces the members.
+    pub(super) fn set_peers(&mut self, peers: &[Peer]) {
+        self.message.peers = peers.iter().map(peer_message).collect();
     }
 
     /// The golden ticket of the node, from its own keys.

@@ -8,7 +8,7 @@ use prost::Message as _;
 use thiserror::Error;
 
 use super::admission::Admission;
-use super::ticket_issuer::{TICKETS_NAMESPACE, ticket_key};
+use super::ticket_issuer::{TICKETS_NAMESPACE, place_key, root_key};
 use super::{
     EnrolRequest, GoldenTicketIssuer, JoinRole, JoinTicket, JoinTicketId, NODES_NAMESPACE, NodeId,
     TicketError, TicketIssueError, TicketVoter, node_store,
@@ -394,9 +394,10 @@ impl JoinTickets {
             return Err(EnrolError::Request("its address is none of one machine: correct cluster.address"));
         }
         for _ in 0..ATTEMPTS {
-            if let Some(admission) = self.try_redeem(key, request, host, now).await? {
-                let admission = self.issuer.invite(admission).await.map_err(EnrolError::Issue)?;
-                return Ok(admission.to_config().to_vec());
+            if let Some(admission) = self.try_redeem(key, request, host, now).await?
+                && let Some(invited) = self.issuer.invite(&admission).await.map_err(EnrolError::Issue)?
+            {
+                return Ok(invited.to_config().to_vec());
             }
         }
         Err(EnrolError::Contended)
@@ -448,7 +449,7 @@ impl JoinTickets {
             serial,
         });
         // In one step: the ticket is used exactly if the node has its place, the only one of its keys.
-        let place = root_key(TICKETS_NAMESPACE, &ticket_key(url));
+        let place = place_key(url);
         let mut redeem = Txn::new()
             .when(Compare::key_unchanged(&stored))
             .when(Compare::key_absent(place.as_str()))
@@ -571,11 +572,6 @@ impl RedemptionRecord {
     }
 }
 
-/// The key of a key in a namespace, among all keys.
-fn root_key((module, namespace): (&str, &str), key: &str) -> String {
-    format!("{module}:{namespace}{key}")
-}
-
 fn record_key(id: JoinTicketId) -> String {
     format!("{PREFIX}{id}")
 }
@@ -610,6 +606,7 @@ mod tests {
     use super::super::admission::JoinKeys;
     use super::super::{NodeRecord, NodeRoles};
     use super::*;
+    use crate::consensus::join::INVITATIONS;
     use crate::consensus::kv::{KvStore, RangeResponse, Revision, TxnResponse, WatchStream};
     use crate::consensus::listed_voters::ListedVoters;
     use crate::consensus::memory::MemoryKv;
@@ -617,11 +614,12 @@ mod tests {
     use crate::pki::PendingCa;
     use async_trait::async_trait;
 
-    /// A store in which another voter writes a key before a node gets its place.
+    /// A store in which another voter writes a key before a node gets its place, or revokes its ticket before it is invited.
     #[derive(Debug, Default)]
     struct Raced {
         store: MemoryKv,
         write: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
+        revoke: Mutex<Option<(JoinTickets, JoinTicketId)>>,
     }
 
     #[async_trait]
@@ -635,6 +633,11 @@ mod tests {
                 if let Some((key, value)) = write {
                     self.store.put(&key, &value).await?;
                 }
+            } else if has_invitation(&txn) {
+                let revoke = self.revoke.lock().unwrap().take();
+                if let Some((tickets, id)) = revoke {
+                    tickets.revoke_ticket(id).await.unwrap();
+                }
             }
             self.store.txn(txn).await
         }
@@ -643,14 +646,23 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_node_that_another_voter_admits_or_that_joins_in_this_moment_uses_nothing() {
-        let store = Arc::new(Raced::default());
-        let root: Arc<dyn KvStore> = store.clone();
-        PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
+    fn has_invitation(txn: &Txn) -> bool {
+        let is_invitation =
+            |op: &TxnOp| matches!(op, TxnOp::Put { key, .. } if key.starts_with(INVITATIONS.as_bytes()));
+        txn.then.iter().any(is_invitation)
+    }
+
+    fn tickets_in(root: Arc<dyn KvStore>) -> JoinTickets {
         let this = Member::new(MemberId(1), None, Vec::new(), false);
         let access = ClusterAccess::new(this, root, Arc::<ListedVoters>::default());
-        let tickets = JoinTickets::new(GoldenTicketIssuer::new(access, "node-").unwrap());
+        JoinTickets::new(GoldenTicketIssuer::new(access, "node-").unwrap())
+    }
+
+    /// The tickets of a cluster, a request for one of nine uses, and its node.
+    async fn requested_ticket() -> (Arc<Raced>, JoinTickets, EnrolRequest, NodeId) {
+        let store = Arc::new(Raced::default());
+        PendingCa::generate().unwrap().save_to(store.clone()).await.unwrap();
+        let tickets = tickets_in(store.clone());
         let limits = JoinTicketLimits { uses: 9.try_into().unwrap(), ..JoinTicketLimits::default() };
         let ticket = tickets.create_ticket(&limits, &[], UNIX_EPOCH).await.unwrap();
         let keys = JoinKeys::generate("node-").unwrap();
@@ -666,8 +678,14 @@ mod tests {
             member_signature: Vec::new(),
         };
         request.sign("a", &keys.node, &keys.node);
+        (store, tickets, request, node)
+    }
+
+    #[tokio::test]
+    async fn a_node_that_another_voter_admits_or_that_joins_in_this_moment_uses_nothing() {
+        let (store, tickets, request, node) = requested_ticket().await;
         let record = NodeRecord {
-            certificate: keys.node_certificate.clone(),
+            certificate: request.node_certificate.clone(),
             former_unlock_key: None,
             address: None,
             roles: NodeRoles::empty(),
@@ -686,6 +704,18 @@ mod tests {
         assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions, []);
         tickets.redeem_ticket("a", &request, UNIX_EPOCH).await.unwrap();
         assert_eq!(tickets.list_tickets().await.unwrap()[0].redemptions.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_ticket_that_is_revoked_while_it_is_redeemed_leaves_no_place_and_no_invitation() {
+        let (store, tickets, request, _) = requested_ticket().await;
+        let other = tickets_in(Arc::new(store.store.clone()));
+        *store.revoke.lock().unwrap() = Some((other, request.ticket));
+        let refused = tickets.redeem_ticket("a", &request, UNIX_EPOCH).await.unwrap_err();
+        assert!(matches!(refused, EnrolError::Revoked { .. }), "{refused}");
+        for left in [INVITATIONS.to_owned(), place_key(&request.url)] {
+            assert_eq!(store.range(KeyRange::prefix(left)).await.unwrap().kvs, []);
+        }
     }
 
     fn record(uses: u32, redemptions: usize, expires: u64) -> TicketRecord {

@@ -158,35 +158,47 @@ impl GoldenTicketIssuer {
     pub async fn issue_ticket(&self, url: &PeerUrl) -> Result<GoldenTicket, TicketIssueError> {
         let address: IpAddr =
             url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
-        self.check_free(url).await?;
-        // Stored before its member is invited: a kill in between leaves a ticket that the next call finds.
-        let stored = match self.load_stored(url).await? {
-            Some(stored) => stored,
-            None => self.create_ticket(url, address).await?,
-        };
-        // The keys of a node that has redeemed a join ticket are its own.
-        if !stored.has_keys() {
-            return Err(TicketIssueError::Redeemed { url: url.clone() });
+        loop {
+            self.check_free(url).await?;
+            // Stored before its member is invited: a kill in between leaves a ticket that the next call finds.
+            let stored = match self.load_stored(url).await? {
+                Some(stored) => stored,
+                None => self.create_ticket(url, address).await?,
+            };
+            // The keys of a node that has redeemed a join ticket are its own.
+            if !stored.has_keys() {
+                return Err(TicketIssueError::Redeemed { url: url.clone() });
+            }
+            if let Some(invited) = self.invite(&stored).await? {
+                return parse_ticket(url, &invited.to_config());
+            }
         }
-        parse_ticket(url, &self.invite(stored).await?.to_config())
     }
 
-    /// Invites the member of a stored ticket, and returns the ticket with the present members.
-    pub(super) async fn invite(&self, mut stored: Admission) -> Result<Admission, TicketIssueError> {
-        let url = stored.url().clone();
-        let invitation = invitation_key(stored.node_id().as_str());
-        let invite = Txn::new()
-            .when(Compare::key_absent(invitation.clone()))
-            .then(TxnOp::put(invitation, url.as_str()));
-        self.running.root_kv().txn(invite).await.map_err(TicketIssueError::Kv)?;
-        // A joining etcd must know exactly the present members.
-        let members = list_members(&*self.running.cluster_members()).await?;
-        let peers = Peer::others_of(&members, &url).map_err(TicketIssueError::MemberName)?;
-        if stored.set_peers(&peers) {
-            let put = self.tickets.put(ticket_key(&url).as_bytes(), &stored.to_config()).await;
-            put.map_err(TicketIssueError::Kv)?;
+    /// Invites the member of a stored ticket, and returns the ticket with the present members; `None` if the ticket was revoked
+    /// or replaced in between.
+    pub(super) async fn invite(&self, ticket: &Admission) -> Result<Option<Admission>, TicketIssueError> {
+        let (root, url) = (self.running.root_kv(), ticket.url());
+        loop {
+            // A joining etcd must know exactly the present members.
+            let members = list_members(&*self.running.cluster_members()).await?;
+            let peers = Peer::others_of(&members, url).map_err(TicketIssueError::MemberName)?;
+            let stored = root.get(place_key(url).as_bytes()).await.map_err(TicketIssueError::Kv)?;
+            let Some(stored) = stored else { return Ok(None) };
+            let mut place = parse_stored(url, &stored.value)?;
+            if place.node_id() != ticket.node_id() {
+                return Ok(None);
+            }
+            place.set_peers(&peers);
+            // Both are written, also unchanged: a deletion in this moment finds that out, and deletes both.
+            let invite = Txn::new()
+                .when(Compare::key_unchanged(&stored))
+                .then(TxnOp::put(stored.key, place.to_config().to_vec()))
+                .then(TxnOp::put(invitation_key(place.node_id().as_str()), url.as_str()));
+            if root.txn(invite).await.map_err(TicketIssueError::Kv)?.succeeded {
+                return Ok(Some(place));
+            }
         }
-        Ok(stored)
     }
 
     /// Returns whether a node has a record, and so has joined.
@@ -218,7 +230,8 @@ impl GoldenTicketIssuer {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
         // The invitation and the learner first: without them, a host with this ticket is not admitted any more.
-        self.withdraw_invitations(url).await?;
+        let withdraw = delete_all(self.list_invitations(url).await?);
+        self.running.root_kv().txn(withdraw).await.map_err(TicketIssueError::Kv)?;
         let has_learner = !at_url.is_empty();
         for learner in at_url {
             members.remove_member(learner.id).await.map_err(TicketIssueError::Membership)?;
@@ -236,23 +249,31 @@ impl GoldenTicketIssuer {
         Ok(has_learner || is_damaged || stored.is_some())
     }
 
-    /// Deletes the ticket of a node that takes part, and whom it replaces.
+    /// Deletes the ticket of a node that takes part, with its invitation, and whom it replaces.
     pub(crate) async fn delete_ticket(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
-        self.withdraw_invitations(url).await?;
-        let both = [ticket_key(url), replaced_key(url)].map(|key| TxnOp::Delete(KeyRange::single_key(key)));
-        let delete = both.into_iter().fold(Txn::new(), Txn::then);
-        self.tickets.txn(delete).await.map(drop).map_err(TicketIssueError::Kv)
+        let (root, place) = (self.running.root_kv(), place_key(url));
+        loop {
+            // In one step: otherwise its node could be invited again in between.
+            let stored = root.get(place.as_bytes()).await.map_err(TicketIssueError::Kv)?;
+            let is_same = stored.map_or_else(
+                || Compare::key_absent(place.as_str()),
+                |stored| Compare::key_unchanged(&stored),
+            );
+            let mut keys = self.list_invitations(url).await?;
+            let replaced = root_key(TICKETS_NAMESPACE, &replaced_key(url));
+            keys.extend([place.clone().into_bytes(), replaced.into_bytes()]);
+            let delete = delete_all(keys).when(is_same);
+            if root.txn(delete).await.map_err(TicketIssueError::Kv)?.succeeded {
+                return Ok(());
+            }
+        }
     }
 
-    /// Deletes the invitations of all members at a URL. A damaged ticket names no member, but has a URL.
-    async fn withdraw_invitations(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
-        let root = self.running.root_kv();
-        let invited = root.range(KeyRange::prefix(INVITATIONS)).await.map_err(TicketIssueError::Kv)?.kvs;
-        for invitation in invited.into_iter().filter(|kv| kv.value == url.as_str().as_bytes()) {
-            let deleted = root.delete(KeyRange::single_key(invitation.key)).await;
-            deleted.map_err(TicketIssueError::Kv)?;
-        }
-        Ok(())
+    /// The keys of the invitations of all members at a URL. A damaged ticket names no member, but has a URL.
+    async fn list_invitations(&self, url: &PeerUrl) -> Result<Vec<Vec<u8>>, TicketIssueError> {
+        let invited = self.running.root_kv().range(KeyRange::prefix(INVITATIONS)).await;
+        let at_url = invited.map_err(TicketIssueError::Kv)?.kvs.into_iter();
+        Ok(at_url.filter(|kv| kv.value == url.as_str().as_bytes()).map(|kv| kv.key).collect())
     }
 
     /// Deletes the invitation of a node: it does not add itself to the list of members any more.
@@ -261,11 +282,12 @@ impl GoldenTicketIssuer {
         self.running.root_kv().delete(key).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
-    /// Deletes the tickets of a node, at whatever URL. Damaged tickets stay: they name no node.
+    /// Deletes the tickets of a node, at whatever URL, and its invitation with them. Damaged tickets stay: they name no node.
     pub(super) async fn delete_tickets_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
         for url in self.list_tickets_of(node).await? {
-            // Its successor may get the same URL.
-            self.delete_key(ticket_key(&url)).await?;
+            // Whom it replaces stays recorded: its successor may get the same URL.
+            let delete = delete_all([place_key(&url).into_bytes(), invitation_key(node.as_str())]);
+            self.running.root_kv().txn(delete).await.map_err(TicketIssueError::Kv)?;
         }
         Ok(())
     }
@@ -291,14 +313,9 @@ impl GoldenTicketIssuer {
 
     /// Forgets that a node is being replaced.
     pub(super) async fn forget_replacement(&self, node: &NodeId) -> Result<(), TicketIssueError> {
-        match self.find_replacement(node).await? {
-            Some(successor) => self.delete_key(replaced_key(&successor)).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn delete_key(&self, key: String) -> Result<(), TicketIssueError> {
-        self.tickets.delete(KeyRange::single_key(key)).await.map(drop).map_err(TicketIssueError::Kv)
+        let Some(successor) = self.find_replacement(node).await? else { return Ok(()) };
+        let key = KeyRange::single_key(replaced_key(&successor));
+        self.tickets.delete(key).await.map(drop).map_err(TicketIssueError::Kv)
     }
 
     /// The URLs of the tickets of a node that are still stored.
@@ -383,8 +400,22 @@ fn parse_ticket(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssu
     GoldenTicket::from_config(config).map_err(invalid)
 }
 
-pub(super) fn ticket_key(url: &PeerUrl) -> String {
+/// The full key, in the root store, of a namespace's key.
+pub(super) fn root_key((module, namespace): (&str, &str), key: &str) -> String {
+    format!("{module}:{namespace}{key}")
+}
+
+/// The full key of the ticket for a URL.
+pub(super) fn place_key(url: &PeerUrl) -> String {
+    root_key(TICKETS_NAMESPACE, &ticket_key(url))
+}
+
+fn ticket_key(url: &PeerUrl) -> String {
     format!("{TICKETS_PREFIX}{}", url.as_str().trim_start_matches("https://"))
+}
+
+fn delete_all(keys: impl IntoIterator<Item = Vec<u8>>) -> Txn {
+    keys.into_iter().map(|key| TxnOp::Delete(KeyRange::single_key(key))).fold(Txn::new(), Txn::then)
 }
 
 fn replaced_key(successor: &PeerUrl) -> String {
