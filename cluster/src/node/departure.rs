@@ -6,25 +6,16 @@ use std::time::Duration;
 use nodekeel_supervisor::{Context, Failure};
 use tokio::time::sleep;
 
-use super::node_removal::{DEPARTURES, departure_key};
+use super::node_removal::{DEPARTURES, withdraw_departure};
 use super::{NodeId, NodeRemovalError, NodeRemover, RemovalStep};
 use crate::consensus::ClusterAccess;
-use crate::consensus::kv::{KeyEvent, KeyRange, KvError, KvStore, ListWatchUpdate, ListWatcher};
+use crate::consensus::kv::{KeyEvent, KeyRange, ListWatchUpdate, ListWatcher};
 
 /// The pause before the first look at the members while a node leaves; each one is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// The time in which a node whose member is removed learns that from the others, which reject its certificates afterwards.
 const FAREWELL: Duration = Duration::from_secs(3);
-
-/// Withdraws the departure of this node, which takes part again: it was interrupted. Before the node can announce another.
-pub(crate) async fn withdraw_own_departure(access: &ClusterAccess) {
-    let name = access.this_member().name.as_deref().unwrap_or_default();
-    if let Err(error) = withdraw_departure(&*access.root_kv(), name).await {
-        // Harmless: the others see that it is still a member.
-        tracing::debug!("can't withdraw the departure of this node: {}", Failure::new(error));
-    }
-}
 
 /// A runnable that removes what is left of nodes that have left: certificates, tickets and records. Each voter runs it, and it
 /// sleeps while no node leaves.
@@ -75,15 +66,6 @@ async fn complete_departure(
     }
     let withdrawn = withdraw_departure(&*access.root_kv(), node.as_str()).await;
     withdrawn.map_err(|source| NodeRemovalError::Departure { node: node.clone(), source })
-}
-
-async fn withdraw_departure(root: &dyn KvStore, name: &str) -> Result<(), KvError> {
-    let key = departure_key(name);
-    // Mostly there is none, and a deletion would be an entry in the log of each member.
-    match root.get(key.as_bytes()).await? {
-        Some(_) => root.delete(KeyRange::single_key(key)).await.map(drop),
-        None => Ok(()),
-    }
 }
 
 fn apply_update(leaving: &mut BTreeSet<NodeId>, update: ListWatchUpdate) {

@@ -25,7 +25,7 @@ mod wire;
 pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole};
 pub use cluster_id::ClusterId;
 #[cfg(any(feature = "etcd", feature = "memory"))]
-pub(crate) use departure::{complete_departures, withdraw_own_departure};
+pub(crate) use departure::complete_departures;
 pub use enrolment_config::{
     EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };
@@ -42,6 +42,8 @@ pub use known_nodes::{KnownNode, NodeApi, NodesWatcher};
 pub use local_names::{LocalNames, LocalNamesDir, LocalNamesError};
 pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
 pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
+#[cfg(any(feature = "etcd", feature = "memory"))]
+pub(crate) use node_removal::withdraw_own_departure;
 pub use node_removal::{NodeRemovalError, NodeRemover, RemovalStep};
 pub use node_replacement::NodeReplacer;
 pub(crate) use node_store::NODES_NAMESPACE;

@@ -5,11 +5,12 @@ use std::fmt;
 use std::time::Duration;
 
 use nodekeel_localstorage::pki::{Certificate, RevocationList};
+use nodekeel_supervisor::Failure;
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
 use super::{GoldenTicketIssuer, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketIssueError};
-use crate::consensus::kv::KvError;
+use crate::consensus::kv::{KeyRange, KvError, KvStore};
 use crate::consensus::{ClusterAccess, InvalidName, Member, MembershipError, PeerUrl};
 use crate::pki::{CaError, CaSealing, SubjectNames};
 
@@ -174,6 +175,18 @@ impl NodeRemovalError {
         })
     }
 
+    /// Returns whether the member is certainly not removed.
+    fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Certificates { source: CaError::Sealed, .. }
+                | Self::Member {
+                    source: MembershipError::QuorumLoss | MembershipError::UnhealthyCluster { .. },
+                    ..
+                }
+        )
+    }
+
     /// Returns whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -310,7 +323,13 @@ impl NodeRemover {
                 true => Ok(node),
                 false => Err(NodeRemovalError::Interrupted { node, source: Box::new(error) }),
             },
-            Err(error) => Err(error),
+            Err(error) => {
+                // After an unknown outcome it stays announced: this node may be no member any more.
+                if error.is_refusal() {
+                    withdraw_own_departure(&self.running).await;
+                }
+                Err(error)
+            }
         }
     }
 
@@ -451,7 +470,25 @@ impl NodeRemover {
     }
 }
 
-pub(super) fn departure_key(name: &str) -> String {
+/// Withdraws the departure of this node, which remains a member: it was interrupted or refused. Before the node can announce another.
+pub(crate) async fn withdraw_own_departure(access: &ClusterAccess) {
+    let name = access.this_member().name.as_deref().unwrap_or_default();
+    if let Err(error) = withdraw_departure(&*access.root_kv(), name).await {
+        // Harmless: the others see that it is still a member.
+        tracing::debug!("can't withdraw the departure of this node: {}", Failure::new(error));
+    }
+}
+
+pub(super) async fn withdraw_departure(root: &dyn KvStore, name: &str) -> Result<(), KvError> {
+    let key = departure_key(name);
+    // Mostly there is none, and a deletion would be an entry in the log of each member.
+    match root.get(key.as_bytes()).await? {
+        Some(_) => root.delete(KeyRange::single_key(key)).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+fn departure_key(name: &str) -> String {
     format!("{DEPARTURES}{name}")
 }
 
@@ -472,7 +509,7 @@ mod tests {
 
     use super::*;
     #[cfg(feature = "memory")]
-    use crate::consensus::{ClusterMembers, MemberId, NewMember, kv::KvStore, memory::MemoryKv};
+    use crate::consensus::{ClusterMembers, MemberId, NewMember, memory::MemoryKv};
     #[cfg(feature = "memory")]
     use crate::pki::PendingCa;
 
@@ -486,16 +523,18 @@ mod tests {
         "nodekeel-00112233445566778899aabbccddeeff".parse().unwrap()
     }
 
-    /// Another one and this node, whose run ends as it is removed.
+    /// Another one and this node, whose removal fails.
     #[cfg(feature = "memory")]
     #[derive(Debug)]
-    struct EndingRun {
-        ended_by_removal: Option<CancellationToken>,
+    struct FailingRemoval {
+        failure: fn() -> MembershipError,
+        /// Canceled by the removal, if it takes place.
+        removed: Option<CancellationToken>,
     }
 
     #[cfg(feature = "memory")]
     #[async_trait::async_trait]
-    impl ClusterMembers for EndingRun {
+    impl ClusterMembers for FailingRemoval {
         async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
             Ok(vec![this_member()])
         }
@@ -509,10 +548,10 @@ mod tests {
         }
 
         async fn remove_member(&self, _: MemberId) -> Result<(), MembershipError> {
-            if let Some(removed) = &self.ended_by_removal {
+            if let Some(removed) = &self.removed {
                 removed.cancel();
             }
-            Err(MembershipError::Stopped)
+            Err((self.failure)())
         }
 
         async fn prepare_leave(&self) -> Result<(), MembershipError> {
@@ -525,21 +564,41 @@ mod tests {
         Member::new(MemberId(2), Some(node().to_string()), vec!["https://192.0.2.2:7834".to_owned()], false)
     }
 
+    /// Leaves a cluster whose answer is this failure. Returns whether the announcement is left, too.
+    #[cfg(feature = "memory")]
+    async fn leave(
+        failure: fn() -> MembershipError,
+        is_removal: bool,
+    ) -> (Result<NodeId, NodeRemovalError>, bool) {
+        let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
+        PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
+        let removed = CancellationToken::new();
+        let members = FailingRemoval { failure, removed: is_removal.then(|| removed.clone()) };
+        let access = ClusterAccess::new(this_member(), Arc::clone(&root), Arc::new(members));
+        let left = NodeRemover::new(access.with_removal(removed)).unwrap().leave().await;
+        (left, root.get(departure_key(node().as_str()).as_bytes()).await.unwrap().is_some())
+    }
+
     #[cfg(feature = "memory")]
     #[tokio::test]
     async fn a_leave_that_a_stop_or_a_restart_ends_is_no_success_and_one_that_the_removal_ends_is() {
-        for is_removal in [false, true] {
-            let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
-            PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap();
-            let removed = CancellationToken::new();
-            let members = EndingRun { ended_by_removal: is_removal.then(|| removed.clone()) };
-            let access = ClusterAccess::new(this_member(), Arc::clone(&root), Arc::new(members));
-            let left = NodeRemover::new(access.with_removal(removed)).unwrap().leave().await;
-            match is_removal {
-                true => assert_eq!(left.unwrap(), node()),
-                false => assert!(matches!(left, Err(NodeRemovalError::Interrupted { .. })), "{left:?}"),
-            }
-            assert!(root.get(departure_key(node().as_str()).as_bytes()).await.unwrap().is_some());
+        let (left, is_announced) = leave(|| MembershipError::Stopped, false).await;
+        assert!(matches!(left, Err(NodeRemovalError::Interrupted { .. })) && is_announced, "{left:?}");
+        let (left, is_announced) = leave(|| MembershipError::Stopped, true).await;
+        assert_eq!((left.unwrap(), is_announced), (node(), true));
+    }
+
+    #[cfg(feature = "memory")]
+    #[tokio::test(start_paused = true)]
+    async fn a_leave_that_is_refused_is_announced_no_longer_and_one_of_unknown_outcome_is() {
+        let unhealthy = || MembershipError::UnhealthyCluster { operation: "", condition: String::new() };
+        let unknown = || MembershipError::Unavailable { operation: "", source: "lost".into() };
+        let outcomes: [(fn() -> MembershipError, bool); 3] =
+            [(|| MembershipError::QuorumLoss, false), (unhealthy, false), (unknown, true)];
+        for (outcome, expected) in outcomes {
+            let (left, is_announced) = leave(outcome, false).await;
+            assert!(matches!(left, Err(NodeRemovalError::Member { .. })), "{left:?}");
+            assert_eq!(is_announced, expected, "{left:?}");
         }
     }
 
