@@ -24,6 +24,9 @@ const PREFIX: &str = "/join/";
 /// The number of records above which those of closed tickets are deleted: until then a holder is told why his opens nothing.
 const MAX_KEPT: usize = 1000;
 
+/// The largest number of nodes for one ticket: its record lists them all, and etcd stores no value of more than 1.5 MiB.
+pub const MAX_TICKET_USES: u16 = 1000;
+
 /// The number of times that a change is tried again after concurrent ones.
 const ATTEMPTS: usize = 16;
 
@@ -47,7 +50,7 @@ pub struct JoinTickets {
 pub struct JoinTicketLimits {
     /// The time in which it can be redeemed. Default: 24 hours.
     pub valid_for: Duration,
-    /// The number of nodes that it admits. Default: 1.
+    /// The number of nodes that it admits, [`MAX_TICKET_USES`] at most. Default: 1.
     pub uses: NonZeroU16,
     /// What they become. Default: voters.
     pub role: JoinRole,
@@ -738,6 +741,20 @@ mod tests {
         assert_eq!(deleted(MAX_KEPT - 1, u64::MAX), [""; 0], "a wrong clock deletes nothing");
         assert_eq!(deleted(MAX_KEPT, 50), ["1"], "used up, and the longest unchanged one");
         assert_eq!(deleted(MAX_KEPT + 9, 50), ["1", "3", "4", "0"], "the expired one last, and no open one");
+    }
+
+    #[test]
+    fn the_record_of_a_ticket_with_all_its_uses_fits_into_etcd() {
+        let redemption = RedemptionRecord {
+            key: "k".repeat(64),
+            node: "n".repeat(64),
+            url: "u".repeat(64),
+            at: u64::MAX,
+            serial: vec![0xff; 20],
+        };
+        let redemptions = vec![redemption; MAX_TICKET_USES.into()];
+        let record = TicketRecord { redemptions, ..record(0, 0, u64::MAX) };
+        assert!(record.encoded_len() < 1024 * 1024, "{} bytes", record.encoded_len());
     }
 
     #[test]

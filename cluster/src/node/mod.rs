@@ -36,7 +36,7 @@ pub use join_ticket::{
     VoterKeyDigest,
 };
 pub use join_tickets::{
-    EnrolError, JoinTicketError, JoinTicketLimits, JoinTickets, Redemption, StoredJoinTicket,
+    EnrolError, JoinTicketError, JoinTicketLimits, JoinTickets, MAX_TICKET_USES, Redemption, StoredJoinTicket,
 };
 pub use known_nodes::{KnownNode, NodeApi, NodesWatcher};
 pub use local_names::{LocalNames, LocalNamesDir, LocalNamesError};

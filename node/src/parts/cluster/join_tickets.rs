@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{
-    InvalidTicketId, JoinTicketError, JoinTicketLimits, JoinTickets, Redemption, StoredJoinTicket,
+    InvalidTicketId, JoinTicketError, JoinTicketLimits, JoinTickets, MAX_TICKET_USES, Redemption,
+    StoredJoinTicket,
 };
 use tonic::Status;
 
@@ -49,8 +50,11 @@ fn parse_limits(request: &v1::CreateJoinTicketRequest) -> Result<JoinTicketLimit
         return Err("a join ticket is valid for a year at most".to_owned());
     }
     if request.uses > 0 {
-        let uses = u16::try_from(request.uses).ok().and_then(|uses| uses.try_into().ok());
-        limits.uses = uses.ok_or_else(|| format!("a join ticket has {} uses at most", u16::MAX))?;
+        let uses = u16::try_from(request.uses).ok().filter(|uses| *uses <= MAX_TICKET_USES);
+        let uses = uses.and_then(|uses| uses.try_into().ok());
+        limits.uses = uses.ok_or_else(|| {
+            format!("a join ticket has {MAX_TICKET_USES} uses at most: create one for each group of nodes")
+        })?;
     }
     if !request.role.is_empty() {
         limits.role = request.role.parse().map_err(|error| error_chain(&error))?;
@@ -115,5 +119,19 @@ fn ticket_status(error: &JoinTicketError) -> Status {
         JoinTicketError::Kv(error) if error.is_retryable() => Status::aborted(text),
         JoinTicketError::Revoke(error) if error.is_retryable() => Status::aborted(text),
         _ => Status::internal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_has_1000_uses_at_most() {
+        let limits = |uses| parse_limits(&v1::CreateJoinTicketRequest { uses, ..Default::default() });
+        assert_eq!(limits(1000).expect("allowed").uses.get(), 1000);
+        for many in [1001, 65535, 65536, u32::MAX] {
+            assert!(limits(many).expect_err("too many").contains("1000 uses at most"), "{many}");
+        }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_lifetime, default_value = "24h")]
     expires: Duration,
     /// Number of nodes that may use it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     uses: u16,
     /// What the node becomes: voter
     #[arg(long, value_name = "ROLE", default_value = "voter")]
