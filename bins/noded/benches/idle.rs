@@ -1,19 +1,15 @@
 //! The cost of an idle noded: its wake-ups and its memory.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+mod daemon;
+
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use nodekeel_node::client;
-use nodekeel_node::v1::{State, TreeRequest};
+use anyhow::Result;
 use testbed::bench::{BenchRow, RowWriter};
 use testbed::noded::EtcdPorts;
-use testbed::{ScratchDir, process_cost};
+use testbed::{ScratchDir, process_cost, reserve_port};
+
+use daemon::{NodedProcess, start_noded, wait_until_ready};
 
 /// The time in which wake-ups are counted.
 const MEASURE_TIME: Duration = Duration::from_secs(10);
@@ -34,14 +30,15 @@ fn main() -> Result<()> {
     let mut rows = RowWriter::new("idle");
     let bare = "services.etcd.enable = false\nservices.containerd.enable = false\n";
     rows.add_rows(measure("alone", "a node without services", bare, false)?)?;
+    let api = reserve_port()?;
+    let member = format!(
+        "cluster.address = \"127.0.0.1\"\ncluster.bootstrap = true\napi.address = \"{}\"\n",
+        api.socket_address()
+    );
     for (id, node, cluster) in [
         ("daemons", "a node with etcd and containerd, noded alone counted", ""),
         // It asks its etcd for its status every four seconds: etcd does not notify of an alarm.
-        (
-            "whole",
-            "a member of its cluster, with containerd, noded alone counted",
-            "cluster.address = \"127.0.0.1\"\ncluster.bootstrap = true\n",
-        ),
+        ("whole", "a member of its cluster, with containerd and its API, noded alone counted", &*member),
     ] {
         let ports = EtcdPorts::reserve();
         let config = format!("{cluster}{}", ports.section(""));
@@ -55,14 +52,14 @@ fn main() -> Result<()> {
 fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<Vec<BenchRow>> {
     let scratch = ScratchDir::new()?;
     let noded = start_noded(scratch.path(), config)?;
-    wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
+    wait_until_ready(scratch.path())?;
     sleep(SETTLE_TIME);
     let seconds = MEASURE_TIME.as_secs();
     let idle = BenchRow::new(
         format!("wake_ups_{id}"),
         format!("{node}, idle for {seconds} s"),
         "wake-ups",
-        noded.count_wake_ups(MEASURE_TIME)? as f64,
+        count_wake_ups(&noded, MEASURE_TIME)? as f64,
     );
     let mut rows = vec![idle.limit(0.0).goal_at_most(0.0)];
     if has_containerd {
@@ -71,11 +68,10 @@ fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<V
             format!("wake_ups_{id}_asked"),
             work,
             "wake-ups",
-            noded.count_wake_ups(HEALTH_CHECK_TIME)? as f64,
+            count_wake_ups(&noded, HEALTH_CHECK_TIME)? as f64,
         ));
     }
-    let (memory, own) =
-        (process_cost::resident_kib(noded.0.id())?, process_cost::anonymous_kib(noded.0.id())?);
+    let (memory, own) = (process_cost::resident_kib(noded.id())?, process_cost::anonymous_kib(noded.id())?);
     let resident =
         BenchRow::new(format!("memory_{id}"), format!("{node}, resident after that"), "KiB", memory as f64);
     // The rest is pages of the program and its libraries.
@@ -87,64 +83,14 @@ fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<V
     Ok(rows)
 }
 
+/// The wake-ups of noded during this time.
+fn count_wake_ups(noded: &NodedProcess, time: Duration) -> Result<u64> {
+    let before = process_cost::count_wake_ups(noded.id())?;
+    sleep(time);
+    Ok(process_cost::count_wake_ups(noded.id())?.count_since(&before))
+}
+
 #[expect(clippy::disallowed_methods, reason = "the measured value is elapsed time")]
 fn sleep(time: Duration) {
     std::thread::sleep(time);
-}
-
-struct NodedProcess(Child);
-
-impl NodedProcess {
-    /// Number of wake-ups during this time.
-    fn count_wake_ups(&self, time: Duration) -> Result<u64> {
-        let before = process_cost::count_wake_ups(self.0.id())?;
-        sleep(time);
-        Ok(process_cost::count_wake_ups(self.0.id())?.count_since(&before))
-    }
-
-    fn stop(mut self) -> Result<()> {
-        kill(Pid::from_raw(i32::try_from(self.0.id())?), Signal::SIGTERM).context("stop noded")?;
-        let status = self.0.wait().context("wait for noded")?;
-        ensure!(status.success(), "noded exited with {status}");
-        Ok(())
-    }
-}
-
-impl Drop for NodedProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts noded and waits until its control API answers.
-fn start_noded(directory: &Path, config: &str) -> Result<NodedProcess> {
-    let file = directory.join("noded.toml");
-    fs::write(&file, config).context("write the configuration")?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_noded"));
-    command.arg("run").arg("--config").arg(file).arg("--data").arg(directory.join("data"));
-    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("start noded")?;
-    let stderr = child.stderr.take().context("noded's stderr")?;
-    let noded = NodedProcess(child);
-    let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
-    let mut said = Vec::new();
-    let answers =
-        lines.by_ref().inspect(|line| said.push(line.clone())).any(|line| line.contains("control socket at"));
-    ensure!(answers, "noded did not start: {said:?}");
-    // noded must not block on a full pipe later on.
-    std::thread::spawn(move || lines.for_each(drop));
-    Ok(noded)
-}
-
-fn wait_until_ready(socket: &Path) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut trees = client::connect(socket).await?.watch_tree(TreeRequest {}).await?.into_inner();
-        while let Some(tree) = trees.message().await? {
-            if tree.nodes.iter().all(|node| node.state() == State::Ready) {
-                return Ok(());
-            }
-        }
-        anyhow::bail!("the node exited")
-    })
 }
