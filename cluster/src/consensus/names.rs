@@ -98,6 +98,11 @@ impl PeerUrl {
         let port = self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         port.expect("a parsed URL ends with a port")
     }
+
+    /// The command that revokes the ticket for this URL, or what a node has got there by one.
+    pub fn revoke_command(&self) -> String {
+        format!("nodectl cluster ticket revoke --address {} --port {}", self.host(), self.port())
+    }
 }
 
 impl FromStr for PeerUrl {
@@ -182,6 +187,7 @@ mod tests {
             assert!(bad.parse::<PeerUrl>().is_err(), "{bad:?}");
         }
         let url = PeerUrl::new("2001:db8::7".parse().unwrap(), 7834);
+        assert!(url.revoke_command().ends_with(" --address 2001:db8::7 --port 7834"));
         assert_eq!(url, url.as_str().parse().unwrap());
     }
 }

@@ -143,8 +143,8 @@ pub enum EnrolError {
     },
     /// Another node was admitted at the URL, and has not joined yet.
     #[error(
-        "another node is admitted at {url}, and has not joined yet: use another address, or type \
-         `nodectl cluster ticket revoke --address` on a member"
+        "another node is admitted at {url}, and has not joined yet: use another address, or type `{}` on a member",
+        .url.revoke_command()
     )]
     Taken {
         /// The URL.
@@ -162,13 +162,14 @@ pub enum EnrolError {
     /// The node of these keys was admitted at another URL, and has not joined yet.
     #[error(
         "node {node} was admitted at {url}: if this machine is a copy of it, copy a join ticket to it once more, and it makes its \
-         own keys; if its address has changed, type `nodectl cluster ticket revoke --address` with the former one on a member"
+         own keys; if its address has changed, type `{}` on a member",
+        .url.revoke_command()
     )]
     Elsewhere {
         /// The node.
         node: NodeId,
         /// The URL.
-        url: String,
+        url: PeerUrl,
     },
     /// Others change the same ticket. A retry helps.
     #[error("the join ticket is being changed by others: try again")]
@@ -472,13 +473,14 @@ impl JoinTickets {
         let key = invitation_key(node.as_str());
         let is_same = match self.issuer.running().root_kv().get(&key).await.map_err(EnrolError::Kv)? {
             None => Compare::key_absent(key),
-            Some(invitation) if invitation.value == url.as_str().as_bytes() => {
-                Compare::key_unchanged(&invitation)
-            }
-            Some(invitation) => {
-                let url = String::from_utf8_lossy(&invitation.value).into_owned();
-                return Err(EnrolError::Elsewhere { node: node.clone(), url });
-            }
+            Some(invitation) => match str::from_utf8(&invitation.value).ok().and_then(|url| url.parse().ok())
+            {
+                Some(other) if other != *url => {
+                    return Err(EnrolError::Elsewhere { node: node.clone(), url: other });
+                }
+                // A damaged one invites nobody.
+                _ => Compare::key_unchanged(&invitation),
+            },
         };
         Ok([is_same, Compare::key_absent(root_key(NODES_NAMESPACE, &node_store::record_key(node)))])
     }

@@ -63,8 +63,8 @@ pub enum TicketIssueError {
     },
     /// A node has redeemed a join ticket for this URL, and has not joined yet.
     #[error(
-        "a node has redeemed a join ticket for {url}, and has not joined yet: use another address, or revoke what it got, \
-         `nodectl cluster ticket revoke --address`"
+        "a node has redeemed a join ticket for {url}, and has not joined yet: use another address, or type `{}`",
+        .url.revoke_command()
     )]
     Redeemed {
         /// The URL.
@@ -93,7 +93,10 @@ pub enum TicketIssueError {
     #[error("can't read or write the issued ticket in the cluster's etcd")]
     Kv(#[source] KvError),
     /// The stored ticket is invalid: [revoke](GoldenTicketIssuer::revoke_ticket) it, and issue another.
-    #[error("the ticket that the cluster stored for {url} is invalid: revoke it, and issue another")]
+    #[error(
+        "the ticket that the cluster stored for {url} is invalid: type `{}`, and create another",
+        .url.revoke_command()
+    )]
     StoredTicket {
         /// The URL that it was issued for.
         url: PeerUrl,

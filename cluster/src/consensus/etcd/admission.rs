@@ -273,15 +273,14 @@ impl Joiner {
 
 /// The reason for which a node waits for a learner before it.
 fn turn_reason(learner: &Member) -> String {
-    let url = learner.peer_urls.first().map_or("", String::as_str);
-    match &learner.name {
-        Some(name) => format!(
-            "waits for its turn: {name} at {url} is joining; if that node is lost: `nodectl cluster remove {name}` on a member"
-        ),
-        None => format!(
-            "waits for its turn: the node at {url} is joining; if it is lost, revoke its ticket: `nodectl cluster ticket revoke` on a member"
-        ),
-    }
+    let Some(url) = learner.peer_urls.iter().find_map(|url| url.parse::<PeerUrl>().ok()) else {
+        return "waits for its turn: another node is joining".to_owned();
+    };
+    let (node, command) = match &learner.name {
+        Some(name) => (name.as_str(), format!("nodectl cluster remove {name}")),
+        None => ("the node", url.revoke_command()),
+    };
+    format!("waits for its turn: {node} at {url} is joining; if it is lost: `{command}` on a member")
 }
 
 #[cfg(test)]

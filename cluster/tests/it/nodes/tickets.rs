@@ -226,7 +226,12 @@ async fn revoking_a_ticket_removes_its_learner_revokes_its_certificate_and_frees
     kept.put(b"/golden/192.0.2.2:7834", b"not a ticket").await.expect("put");
     let damaged = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect_err("a damaged ticket was issued");
     let text = damaged.to_string();
-    assert!(text.contains("https://192.0.2.2:7834 is invalid: revoke it"), "{text}");
+    assert!(
+        text.contains(
+            "https://192.0.2.2:7834 is invalid: type `nodectl cluster ticket revoke --address 192.0.2.2"
+        ),
+        "{text}"
+    );
     assert!(issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect("revoked"));
     let third = cluster.issue("192.0.2.2").await;
     assert_ne!(third.node_id(), second.node_id());

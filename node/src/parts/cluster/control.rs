@@ -2,7 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -406,16 +406,8 @@ pub(crate) async fn create_ticket(
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
     let tickets = ticket_issuer(cluster)?;
     let url = peer_url(config, &request.address, request.port)?;
-    let ticket = match tickets.issue_ticket(&url).await {
-        Ok(ticket) => ticket,
-        Err(error) => {
-            let hint = match &error {
-                TicketIssueError::StoredTicket { .. } => revoke_command(url.as_str()),
-                _ => None,
-            };
-            return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
-        }
-    };
+    let ticket = tickets.issue_ticket(&url).await;
+    let ticket = ticket.map_err(|error| ticket_error_status(&error, cluster.condition().as_deref()))?;
     Ok(v1::CreateGoldenTicketResponse {
         enrolment: ticket.to_config().to_vec(),
         node: ticket.node_id().to_string(),
@@ -433,7 +425,7 @@ pub(crate) async fn revoke_ticket(
     match tickets.revoke_place(&url).await {
         Ok(true) => Ok(v1::WithdrawGoldenTicketResponse { url: url.to_string() }),
         Ok(false) => Err(Status::failed_precondition(format!("no ticket exists for {url}"))),
-        Err(error) => Err(ticket_error_status(&error, None, cluster.condition().as_deref())),
+        Err(error) => Err(ticket_error_status(&error, cluster.condition().as_deref())),
     }
 }
 
@@ -461,12 +453,8 @@ fn peer_url(config: &NodedConfig, address: &str, port: u32) -> Result<PeerUrl, S
     Ok(PeerUrl::new(address, port))
 }
 
-fn ticket_error_status(error: &TicketIssueError, hint: Option<String>, condition: Option<&str>) -> Status {
-    let text = match hint {
-        Some(hint) => format!("{}; {hint}", error_chain(error)),
-        None => add_condition(error_chain(error), condition),
-    };
-    Status::new(ticket_error_code(error), text)
+fn ticket_error_status(error: &TicketIssueError, condition: Option<&str>) -> Status {
+    Status::new(ticket_error_code(error), add_condition(error_chain(error), condition))
 }
 
 /// An error of the cluster, with what keeps the node from taking part in it, if that is known.
@@ -477,14 +465,6 @@ fn add_condition(error: String, condition: Option<&str>) -> String {
         }
         _ => error,
     }
-}
-
-/// The command that revokes the ticket for this URL.
-fn revoke_command(url: &str) -> Option<String> {
-    // Tickets are only issued for IP addresses.
-    let socket: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
-    let (address, port) = (socket.ip(), socket.port());
-    Some(format!("revoke its ticket with `nodectl cluster ticket revoke --address {address} --port {port}`"))
 }
 
 /// The code of an error of a ticket. The node was reached and has answered: it is never `Unavailable`.
@@ -562,13 +542,6 @@ mod tests {
     }
 
     #[test]
-    fn the_revoke_command_names_address_and_port() {
-        let command = revoke_command("https://[2001:db8::1]:7834").unwrap_or_default();
-        assert!(command.contains("--address 2001:db8::1 --port 7834"), "{command}");
-        assert_eq!(revoke_command("https://node-1:7834"), None);
-    }
-
-    #[test]
     fn errors_of_the_cluster_never_map_to_unavailable() {
         let url = PeerUrl::new([192, 0, 2, 1].into(), 7834);
         let no_answer =
@@ -595,7 +568,7 @@ mod tests {
             (TicketIssueError::Record(NodeStoreError::ClusterIdMissing), Code::Internal),
         ];
         for (error, code) in cases {
-            let status = ticket_error_status(&error, None, None);
+            let status = ticket_error_status(&error, None);
             assert_eq!((status.code(), status.message()), (code, &*error_chain(&error)));
         }
     }
