@@ -176,7 +176,7 @@ pub enum StepError {
         source: InvalidProgress,
     },
     /// The enrolment configuration can't be read, or is invalid. It is never treated as absent.
-    #[error("can't read the enrolment configuration")]
+    #[error("can't read or replace the enrolment configuration")]
     EnrolmentConfig(#[source] EnrolmentConfigError),
     /// The kernel supplied no random numbers.
     #[error("can't get random bytes for the enrolment's id")]

@@ -75,10 +75,10 @@ pub enum TicketError {
     /// The text of a join ticket is invalid.
     #[error("can't read the join ticket")]
     JoinTicket(#[source] InvalidJoinTicket),
-    /// The configuration holds no golden ticket, the only way to join so far. To bootstrap a cluster, remove
-    /// the file.
+    /// The configuration has no ticket. To bootstrap a cluster, remove the file.
     #[error(
-        "the enrolment configuration contains no golden ticket: have one issued for this node to join a cluster, or remove the file to bootstrap one"
+        "the enrolment configuration contains no ticket: create one (`nodectl cluster ticket create` on a member), or remove the \
+         file to bootstrap a cluster"
     )]
     NoTicket,
     /// A key, a certificate or the list of revoked certificates is malformed.
