@@ -65,9 +65,6 @@ pub trait Enroller: fmt::Debug + Send + Sync {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EnrolCallError {
-    /// Nothing can call a voter.
-    #[error("the node has no API")]
-    Disabled,
     /// The cluster refuses the ticket or the node, for this reason.
     #[error("{0}")]
     Refused(String),

@@ -462,7 +462,6 @@ impl EnrolmentDriver {
                     self.replace_ticket(pending, ticket.to_config()).await?;
                     return Ok(None);
                 }
-                Err(EnrolCallError::Disabled) => return Err(StepError::NoEnroller),
                 Err(error @ EnrolCallError::Refused(_)) => refusal = Some(error),
                 Err(error) => reasons.push(Failure::new(error).to_string()),
             }

@@ -60,7 +60,7 @@ impl Enroller for ApiEnroller {
 
     async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
         let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
-        let api = self.api().ok_or(EnrolCallError::Disabled)?;
+        let api = self.api().ok_or_else(|| unavailable("the node has no API".into()))?;
         let called = timeout(CALL_TIMEOUT, call_voter(voter, &api.key, request)).await;
         let late = || format!("it does not answer within {} s", CALL_TIMEOUT.as_secs()).into();
         called.map_err(|_| unavailable(late()))?
