@@ -27,12 +27,12 @@ pub trait StoreMaintenance: Debug + Send + Sync {
     /// [`MembershipError::Unavailable`], [`MembershipError::Stopped`], [`MembershipError::Rejected`].
     async fn compact(&self) -> Result<(), MembershipError>;
 
-    /// Writes the database of this node's member, which has this id, anew, without its free room. The member serves nothing
-    /// until then: some seconds for each gigabyte.
+    /// Writes the database of this node's member anew, without its free room. The member serves nothing until then: some seconds
+    /// for each gigabyte.
     ///
     /// # Errors
-    /// [`MembershipError::Rejected`] if the member is another node's, and those of [`compact`](Self::compact).
-    async fn defragment(&self, member: MemberId) -> Result<(), MembershipError>;
+    /// Those of [`compact`](Self::compact).
+    async fn defragment(&self) -> Result<(), MembershipError>;
 
     /// All alarms of the store, with the ids of their members.
     ///

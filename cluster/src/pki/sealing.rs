@@ -13,7 +13,7 @@ use super::voter::{Recipients, Voter, verify_record};
 use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH};
 use crate::age::Recipient;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvStore, ListWatcher, Txn, TxnOp};
-use crate::consensus::{ClusterMembers, MemberId, MembershipError, StoreMaintenance};
+use crate::consensus::{ClusterMembers, MembershipError, StoreMaintenance};
 
 /// Prefix of the records of the voters' keys, by the names of their members.
 const VOTERS_PREFIX: &str = "/etcd-ca/seal/voters/";
@@ -88,14 +88,13 @@ impl CaSealing {
         self,
         ctx: Context,
         maintenance: Arc<dyn StoreMaintenance>,
-        member: MemberId,
     ) -> Result<(), Failure> {
         ctx.signal_ready()?;
         tokio::select! {
             biased;
             canceled = ctx.canceled() => Err(canceled.into()),
             // Each change is one transaction, and can be repeated.
-            failed = self.follow_voters(&*maintenance, member) => {
+            failed = self.follow_voters(&*maintenance) => {
                 Err(failed.map(|never| match never {}).unwrap_or_else(Failure::new))
             }
         }
@@ -118,11 +117,7 @@ impl CaSealing {
         })
     }
 
-    async fn follow_voters(
-        &self,
-        maintenance: &dyn StoreMaintenance,
-        member: MemberId,
-    ) -> Result<Infallible, CaError> {
+    async fn follow_voters(&self, maintenance: &dyn StoreMaintenance) -> Result<Infallible, CaError> {
         let mut follow = ListWatcher::new(Arc::clone(&self.root), KeyRange::prefix(SEAL_PREFIX));
         let mut recovery = self.voter.recovery();
         loop {
@@ -132,7 +127,7 @@ impl CaSealing {
             if !ClusterCa::load_sealed(Arc::clone(&self.root), &self.voter).await?.can_sign() {
                 return Err(CaError::Sealed);
             }
-            self.erase_history(maintenance, member).await?;
+            self.erase_history(maintenance).await?;
             // Voters with other configurations would replace each other's for ever.
             recovery = None;
         }
@@ -230,11 +225,7 @@ impl CaSealing {
 
     /// Erases the history of this voter's database, if the private key may be in it, and it is this voter's turn: a database serves
     /// nothing while it is written anew.
-    async fn erase_history(
-        &self,
-        maintenance: &dyn StoreMaintenance,
-        member: MemberId,
-    ) -> Result<(), CaError> {
+    async fn erase_history(&self, maintenance: &dyn StoreMaintenance) -> Result<(), CaError> {
         let read = self.root.range(KeyRange::prefix(ERASE_PREFIX)).await;
         let read = read.map_err(CaError::store_error("read which voters have a history to erase"))?;
         if read.kvs.is_empty() {
@@ -246,7 +237,7 @@ impl CaSealing {
             return Ok(());
         }
         maintenance.compact().await.map_err(members_error)?;
-        maintenance.defragment(member).await.map_err(members_error)?;
+        maintenance.defragment().await.map_err(members_error)?;
         let key = erase_path(self.voter.name().as_str());
         let deleted = self.root.delete(KeyRange::single_key(key)).await;
         deleted.map_err(CaError::store_error("record that the history is erased"))?;

@@ -66,15 +66,9 @@ impl StoreMaintenance for EtcdMaintenance {
         }
     }
 
-    async fn defragment(&self, member: MemberId) -> Result<(), MembershipError> {
-        const OPERATION: &str = "defragment a member";
+    async fn defragment(&self) -> Result<(), MembershipError> {
         let mut maintenance = self.kv.client.maintenance_client();
-        let status = self.call(OPERATION, CALL_TIMEOUT, maintenance.status()).await?;
-        if status.header().map(api::ResponseHeader::member_id) != Some(member.0) {
-            let source = "it is another node's".into();
-            return Err(MembershipError::Rejected { operation: OPERATION, source });
-        }
-        self.call(OPERATION, DEFRAGMENT_TIMEOUT, maintenance.defragment()).await.map(drop)
+        self.call("defragment the member", DEFRAGMENT_TIMEOUT, maintenance.defragment()).await.map(drop)
     }
 
     async fn list_alarms(&self) -> Result<Vec<(MemberId, StoreAlarm)>, MembershipError> {

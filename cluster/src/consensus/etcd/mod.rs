@@ -327,10 +327,10 @@ impl MemberRun<'_> {
         address_change::ensure_certificate(&cluster_ca, self.member, prepared).await?;
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, peer_client, cluster_ca.ca_certificate(), health)?;
-        let (keeper, by) = (Arc::clone(&maintenance), this.id);
+        let keeper = Arc::clone(&maintenance);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
-            sealing.clone().keep_sealed(ctx, keeper, by)
+            sealing.clone().keep_sealed(ctx, keeper)
         })?;
         let members: Arc<dyn ClusterMembers> = Arc::new(members);
         // The list of revoked certificates is on the disk before the node counts as a member.

@@ -153,7 +153,7 @@ pub(crate) async fn defragment(
     if request.compact {
         maintenance.compact().await.map_err(|error| membership_status(&error))?;
     }
-    maintenance.defragment(id).await.map_err(|error| membership_status(&error))?;
+    maintenance.defragment().await.map_err(|error| membership_status(&error))?;
     Ok(v1::DefragmentResponse {})
 }
 
