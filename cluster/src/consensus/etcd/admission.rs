@@ -15,7 +15,6 @@ use tokio::time::{Instant, sleep, timeout};
 use super::join_claim::{JoinClaim, check_claim, read_claim, record_claim};
 use super::join_verdict::{ASK_CLAIM, TELL_VERDICT, Verdict};
 use super::members::EtcdMembers;
-use super::peer_client::PeerClient;
 use crate::BoxError;
 use crate::consensus::join::{INVITATIONS, check_join, invitation_key};
 use crate::consensus::kv::{KeyEvent, KeyRange, KvStore, ListWatchUpdate, ListWatcher};
@@ -36,13 +35,12 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(20);
 pub(super) async fn admit_joiners(
     ctx: Context,
     members: EtcdMembers,
-    peers: PeerClient,
     ca: Certificate,
     report: watch::Receiver<ClusterReport>,
 ) -> Result<(), Failure> {
     let follow = ListWatcher::new(Arc::new(members.kv.clone()), KeyRange::prefix(INVITATIONS));
     ctx.signal_ready()?;
-    let admissions = Admissions { members, peers, ca, before: Mutex::default() };
+    let admissions = Admissions { members, ca, before: Mutex::default() };
     tokio::select! {
         biased;
         canceled = ctx.canceled() => Err(canceled.into()),
@@ -52,7 +50,6 @@ pub(super) async fn admit_joiners(
 
 struct Admissions {
     members: EtcdMembers,
-    peers: PeerClient,
     ca: Certificate,
     /// A learner that was claimed and has not started, and when another node first waited for it.
     before: Mutex<Option<(MemberId, Instant)>>,
@@ -82,7 +79,7 @@ impl Admissions {
     /// Asks a node for its claim, if it is there, and tells it the verdict.
     async fn attend(&self, server: &str, url: &PeerUrl) {
         let asked = async {
-            let connection = self.peers.connect(server, url).await?;
+            let connection = self.members.peers.connect(server, url).await?;
             let certificate = connection.certificate();
             Ok::<_, std::io::Error>((certificate, connection.ask(ASK_CLAIM, "", b"").await?))
         };
@@ -94,7 +91,7 @@ impl Admissions {
         let verdict = self.decide(&joiner).await.and_then(|verdict| Ok(serde_json::to_vec(&verdict)?));
         match verdict {
             // A lost verdict is decided again.
-            Ok(verdict) => drop(self.peers.ask(server, url, TELL_VERDICT, "", &verdict).await),
+            Ok(verdict) => drop(self.members.peers.ask(server, url, TELL_VERDICT, "", &verdict).await),
             // The node sees by itself that there is no majority.
             Err(error) => tracing::debug!("can't admit the node at {url} yet: {}", Failure::new(error)),
         }

@@ -28,19 +28,11 @@ const HEALTH_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone)]
 pub(super) struct EtcdMembers {
     pub(super) kv: EtcdKv,
-    /// Finds the members that do not answer. Without it, an error names none.
-    peer_client: Option<PeerClient>,
+    /// Asks the members at their peer ports.
+    pub(super) peers: PeerClient,
 }
 
 impl EtcdMembers {
-    pub(super) fn new(kv: EtcdKv) -> EtcdMembers {
-        EtcdMembers { kv, peer_client: None }
-    }
-
-    pub(super) fn with_peer_client(self, peer_client: PeerClient) -> EtcdMembers {
-        EtcdMembers { peer_client: Some(peer_client), ..self }
-    }
-
     /// Makes a call with a timeout, until the store is stopped. etcd's rejections are returned for their
     /// text.
     async fn call<T>(
@@ -115,10 +107,9 @@ impl EtcdMembers {
     async fn other_voters(&self, this: MemberId) -> Result<(usize, Vec<Member>), MembershipError> {
         let mut others = self.list_members().await?;
         others.retain(|member| !member.is_learner && member.id != this);
-        let Some(client) = &self.peer_client else { return Ok((others.len(), others)) };
         let asked = others.iter().map(async |member| {
             let (name, url) = name_and_url(member)?;
-            client.is_answering(&name, &url).await.then(|| member.clone())
+            self.peers.is_answering(&name, &url).await.then(|| member.clone())
         });
         let answering = join_all(asked).await.into_iter().flatten().collect();
         Ok((others.len(), answering))
@@ -151,13 +142,13 @@ impl EtcdMembers {
 
     /// The members that do not answer, and the remedy.
     async fn describe_unhealthy(&self) -> String {
-        let (Some(client), Ok(members)) = (&self.peer_client, self.list_members().await) else {
+        let Ok(members) = self.list_members().await else {
             return "not all voting members are connected to each other: start those that are down, then try again".to_owned();
         };
         // A learner has no vote, and does not make the cluster unhealthy.
         let asking = members.iter().filter(|member| !member.is_learner).map(|member| async move {
             let (name, url) = (member.name.as_deref()?, member.peer_urls.first()?);
-            let is_answering = client.is_answering(name, &url.parse().ok()?).await;
+            let is_answering = self.peers.is_answering(name, &url.parse().ok()?).await;
             (!is_answering).then(|| format!("{name} ({}) at {url} does not answer", member.id))
         });
         let silent: Vec<_> = join_all(asking).await.into_iter().flatten().collect();

@@ -307,13 +307,13 @@ impl MemberRun<'_> {
         // A learner is ready for etcd, but serves no linearizable reads until it is promoted.
         wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
-        let peer_client = PeerClient::new(&prepared.credentials)
+        let peers = PeerClient::new(&prepared.credentials)
             .map_err(ConsensusError::backend("use the member's credentials"))?;
         // Before anything else is written: a cluster whose CA is not saved is discarded at the next start.
         let pending_ca = prepared.pending_ca.take();
         let mut cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials, &voter).await?;
         let maintenance = Arc::new(EtcdMaintenance::new(kv.clone()));
-        let members = EtcdMembers::new(kv).with_peer_client(peer_client.clone());
+        let members = EtcdMembers { kv, peers };
         let sealing = CaSealing::new(Arc::clone(&root), Arc::new(members.clone()), Arc::clone(&voter));
         sealing.publish_key(&prepared.credentials).await.map_err(ConsensusError::Ca)?;
         let joins = matches!(prepared.initial_cluster, InitialCluster::Existing { .. });
@@ -326,7 +326,7 @@ impl MemberRun<'_> {
         // here.
         address_change::ensure_certificate(&cluster_ca, self.member, prepared).await?;
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
-        self.run_children(&root, &members, peer_client, cluster_ca.ca_certificate(), health)?;
+        self.run_children(&root, &members, cluster_ca.ca_certificate(), health)?;
         let keeper = Arc::clone(&maintenance);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
@@ -398,7 +398,6 @@ impl MemberRun<'_> {
         &self,
         root: &Arc<dyn KvStore>,
         members: &EtcdMembers,
-        peers: PeerClient,
         ca: &Certificate,
         health: &HealthWatch,
     ) -> Result<(), Failure> {
@@ -408,7 +407,7 @@ impl MemberRun<'_> {
         })?;
         let (admitting, ca, report) = (members.clone(), ca.clone(), health.watch_report());
         self.ctx.run_child("joins", move |ctx| {
-            admission::admit_joiners(ctx, admitting.clone(), peers.clone(), ca.clone(), report.clone())
+            admission::admit_joiners(ctx, admitting.clone(), ca.clone(), report.clone())
         })?;
         let (root, members) = (Arc::clone(root), members.clone());
         self.ctx.run_child("promoter", move |ctx| {
