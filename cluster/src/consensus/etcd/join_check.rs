@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::join_claim::JoinClaim;
 use super::join_verdict::{ASK_CLAIM, JoinAnswer, TELL_VERDICT, Verdict};
 use super::local_member::LocalMember;
-use super::peer_client::{ListedMember, PeerClient, is_denial};
+use super::peer_client::{PeerClient, is_denial};
 use super::peer_server::{PeerQuestion, PeerServer};
 use super::retry_pause::RetryPause;
 use crate::BoxError;
@@ -211,11 +211,10 @@ impl JoinCheck<'_> {
 
 /// The members that another one lists; otherwise the reason.
 async fn list_members(client: &PeerClient, peer: &Peer) -> Result<Vec<Member>, String> {
-    let listed = client.list_entries(peer.name.as_str(), &peer.url).await.map_err(|error| {
+    client.list_members(peer.name.as_str(), &peer.url).await.map_err(|error| {
         let error = nodekeel_supervisor::Failure::new(explain_rejection(error));
         format!("{} at {}: {error}", peer.name, peer.url)
-    })?;
-    Ok(listed.iter().map(ListedMember::to_member).collect())
+    })
 }
 
 /// etcd closes a connection whose certificate it rejects, without a word.
