@@ -1,6 +1,6 @@
 //! Completes the removal of nodes that leave: their members are removed first, and then reach nothing any more.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure};
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::node_removal::{DEPARTURES, withdraw_departure};
 use super::{NodeId, NodeRemovalError, NodeRemover, RemovalStep};
 use crate::consensus::ClusterAccess;
-use crate::consensus::kv::{KeyEvent, KeyRange, ListWatchUpdate, ListWatcher};
+use crate::consensus::kv::{KeyRange, ListWatcher};
 
 /// The pause before the first look at the members while a node leaves; each one is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -23,13 +23,14 @@ pub(crate) async fn complete_departures(ctx: Context, access: ClusterAccess) -> 
     let mut follow = ListWatcher::new(access.root_kv(), KeyRange::prefix(DEPARTURES));
     let remover = NodeRemover::new(access.clone())?;
     ctx.signal_ready()?;
-    let (mut leaving, mut pause) = (BTreeSet::new(), FIRST_PAUSE);
+    let (mut announced, mut leaving, mut pause) = (BTreeMap::new(), Vec::<NodeId>::new(), FIRST_PAUSE);
     loop {
         tokio::select! {
             biased;
             canceled = ctx.canceled() => return Err(canceled.into()),
             update = follow.next_update() => {
-                apply_update(&mut leaving, update?);
+                update?.apply_to(&mut announced);
+                leaving = announced.keys().filter_map(|key| parse_key(key)).collect();
                 // If it comes back to its cluster, it withdraws that itself.
                 leaving.retain(|node| access.this_member().name.as_deref() != Some(node.as_str()));
                 pause = FIRST_PAUSE;
@@ -68,19 +69,6 @@ async fn complete_departure(
     withdrawn.map_err(|source| NodeRemovalError::Departure { node: node.clone(), source })
 }
 
-fn apply_update(leaving: &mut BTreeSet<NodeId>, update: ListWatchUpdate) {
-    let node = |key: Vec<u8>| String::from_utf8(key).ok()?.strip_prefix(DEPARTURES)?.parse::<NodeId>().ok();
-    match update {
-        ListWatchUpdate::Snapshot(kvs) => *leaving = kvs.into_iter().filter_map(|kv| node(kv.key)).collect(),
-        ListWatchUpdate::Events(events) => {
-            for event in events {
-                match event {
-                    KeyEvent::Put(kv) => leaving.extend(node(kv.key)),
-                    KeyEvent::Delete { key, .. } => {
-                        leaving.retain(|other| Some(other) != node(key.clone()).as_ref())
-                    }
-                }
-            }
-        }
-    }
+fn parse_key(key: &[u8]) -> Option<NodeId> {
+    std::str::from_utf8(key).ok()?.strip_prefix(DEPARTURES)?.parse().ok()
 }

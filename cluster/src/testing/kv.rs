@@ -269,21 +269,14 @@ impl Conformance {
             let (mut known, mut newest) = (BTreeMap::new(), Revision::default());
             while !known.values().any(|value: &Vec<u8>| value == LAST.as_bytes()) {
                 let update = timeout(TIMEOUT, follow.next_update()).await.expect("an update in time");
-                match update.expect("an update") {
-                    ListWatchUpdate::Snapshot(kvs) => {
-                        known = kvs.into_iter().map(|kv| (kv.key, kv.value)).collect();
-                    }
-                    ListWatchUpdate::Events(events) => {
-                        for event in events {
-                            assert!(event.mod_revision() >= newest, "revisions never go back: {event:?}");
-                            newest = event.mod_revision();
-                            match event {
-                                KeyEvent::Put(kv) => drop(known.insert(kv.key, kv.value)),
-                                KeyEvent::Delete { key, .. } => drop(known.remove(&key)),
-                            }
-                        }
+                let update = update.expect("an update");
+                if let ListWatchUpdate::Events(events) = &update {
+                    for event in events {
+                        assert!(event.mod_revision() >= newest, "revisions never go back: {event:?}");
+                        newest = event.mod_revision();
                     }
                 }
+                update.apply_to(&mut known);
             }
             known
         };

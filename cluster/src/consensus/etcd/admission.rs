@@ -17,7 +17,7 @@ use super::join_verdict::{ASK_CLAIM, TELL_VERDICT, Verdict};
 use super::members::EtcdMembers;
 use crate::BoxError;
 use crate::consensus::join::{INVITATIONS, check_join, invitation_key};
-use crate::consensus::kv::{KeyEvent, KeyRange, KvStore, ListWatchUpdate, ListWatcher};
+use crate::consensus::kv::{KeyRange, KvStore, ListWatcher};
 use crate::consensus::{
     ClusterMembers, ClusterReport, JoinRefusal, Member, MemberId, MembershipError, NewMember, Peer, PeerUrl,
 };
@@ -65,7 +65,7 @@ impl Admissions {
         loop {
             tokio::select! {
                 biased;
-                update = follow.next_update() => apply_update(&mut invited, update?),
+                update = follow.next_update() => update?.apply_to(&mut invited),
                 Ok(()) = report.changed() => {}
                 () = sleep(PAUSE), if !expected.is_empty() => {}
             }
@@ -118,20 +118,6 @@ impl Admissions {
                 Verdict::Waits(turn_reason(&learner))
             }
         })
-    }
-}
-
-fn apply_update(invited: &mut BTreeMap<Vec<u8>, Vec<u8>>, update: ListWatchUpdate) {
-    match update {
-        ListWatchUpdate::Snapshot(kvs) => *invited = kvs.into_iter().map(|kv| (kv.key, kv.value)).collect(),
-        ListWatchUpdate::Events(events) => {
-            for event in events {
-                match event {
-                    KeyEvent::Put(kv) => invited.insert(kv.key, kv.value),
-                    KeyEvent::Delete { key, .. } => invited.remove(&key),
-                };
-            }
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Promotes learners.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::members::{EtcdMembers, LEARNERS, announcement_key};
-use crate::consensus::kv::{KeyEvent, KeyRange, KvStore, ListWatchUpdate, ListWatcher};
+use crate::consensus::kv::{KeyRange, KvStore, ListWatchUpdate, ListWatcher};
 use crate::consensus::{ClusterMembers as _, Member, MemberId, MembershipError};
 
 /// The first pause after an attempt; it doubles with each further one.
@@ -64,26 +64,16 @@ impl PromotionGroup for EtcdMembers {
     }
 }
 
-/// The keys of learners that wait for their vote, and when the last one announced itself.
+/// The announcements of learners that wait for their vote, and when the last one announced itself.
 #[derive(Debug, Default)]
 struct Announced {
-    keys: BTreeSet<Vec<u8>>,
+    keys: BTreeMap<Vec<u8>, Vec<u8>>,
     last: Option<Instant>,
 }
 
 impl Announced {
     fn apply(&mut self, update: ListWatchUpdate) {
-        match update {
-            ListWatchUpdate::Snapshot(kvs) => self.keys = kvs.into_iter().map(|kv| kv.key).collect(),
-            ListWatchUpdate::Events(events) => {
-                for event in events {
-                    match event {
-                        KeyEvent::Put(kv) => self.keys.insert(kv.key),
-                        KeyEvent::Delete { key, .. } => self.keys.remove(&key),
-                    };
-                }
-            }
-        }
+        update.apply_to(&mut self.keys);
         self.last = Some(Instant::now());
     }
 
@@ -139,7 +129,7 @@ impl<Group: PromotionGroup> Promoter<Group> {
             }
         }
         // After the promotion: a kill in between leaves a key, which the next attempt of any leader deletes.
-        for key in self.announced.keys.difference(&waiting) {
+        for key in self.announced.keys.keys().filter(|key| !waiting.contains(*key)) {
             let deleted = self.root.delete(KeyRange::single_key(key.clone())).await;
             deleted.map_err(|error| MembershipError::Unavailable {
                 operation: "delete a learner's announcement",

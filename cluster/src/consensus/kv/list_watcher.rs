@@ -1,5 +1,6 @@
 //! List and watch: reads the present keys, then watches for changes, without a gap.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,6 +16,23 @@ pub enum ListWatchUpdate {
     Snapshot(Vec<KeyValue>),
     /// Changes since then, in order.
     Events(Vec<KeyEvent>),
+}
+
+impl ListWatchUpdate {
+    /// Makes the known keys, with their values, those of the store.
+    pub fn apply_to(self, known: &mut BTreeMap<Vec<u8>, Vec<u8>>) {
+        match self {
+            Self::Snapshot(kvs) => *known = kvs.into_iter().map(|kv| (kv.key, kv.value)).collect(),
+            Self::Events(events) => {
+                for event in events {
+                    match event {
+                        KeyEvent::Put(kv) => known.insert(kv.key, kv.value),
+                        KeyEvent::Delete { key, .. } => known.remove(&key),
+                    };
+                }
+            }
+        }
+    }
 }
 
 /// Lists keys and watches them, like a Kubernetes informer: reads the present keys, watches from the next

@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use nodekeel_cluster::consensus::kv::{
-    Compare, KeyEvent, KeyRange, KeyValue, KvError, KvStore, ListWatchUpdate, ListWatcher, Txn, TxnOp,
-};
+use nodekeel_cluster::consensus::kv::{Compare, KeyRange, KvError, KvStore, ListWatcher, Txn, TxnOp};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use prost::Message;
@@ -43,9 +41,9 @@ fn record_key(name: &str) -> String {
 }
 
 /// The operator of a record; `None` if it is none that this release knows, for which nobody is admitted.
-fn parse_record(kv: &KeyValue) -> Option<Identity> {
-    let name = std::str::from_utf8(kv.key.strip_prefix(b"/")?).ok()?;
-    let record = OperatorRecord::decode(&*kv.value).ok()?;
+fn parse_record(key: &[u8], value: &[u8]) -> Option<Identity> {
+    let name = std::str::from_utf8(key.strip_prefix(b"/")?).ok()?;
+    let record = OperatorRecord::decode(value).ok()?;
     let (key, role) = (record.key.parse().ok()?, record.role.parse().ok()?);
     let principal = Principal::Operator(role);
     let operator = Identity { name: name.to_owned(), key, principal, source: Source::Cluster };
@@ -93,7 +91,7 @@ pub(crate) async fn add(kv: &dyn KvStore, name: &str, key: PublicKey, role: Role
     for _ in 0..ATTEMPTS {
         let present = kv.range(KeyRange::all_keys()).await.map_err(RecordError::Store)?.kvs;
         let known = present.iter().find(|kv| kv.key == record_key(name).into_bytes());
-        for operator in present.iter().filter_map(parse_record) {
+        for operator in present.iter().filter_map(|kv| parse_record(&kv.key, &kv.value)) {
             if operator.name == name && operator.key != key {
                 return Err(RecordError::OtherKey { name: operator.name, key: operator.key });
             }
@@ -180,21 +178,8 @@ async fn watch(
     let (mut watcher, mut records) = (ListWatcher::new(kv, KeyRange::all_keys()), BTreeMap::new());
     let mut ready = Some(ready);
     loop {
-        match watcher.next_update().await? {
-            ListWatchUpdate::Snapshot(present) => {
-                records = present.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
-            }
-            ListWatchUpdate::Events(events) => {
-                for event in events {
-                    match event {
-                        KeyEvent::Put(kv) => records.insert(kv.key.clone(), kv),
-                        KeyEvent::Delete { key, .. } => records.remove(&key),
-                    };
-                }
-            }
-            _ => continue,
-        }
-        let known: Vec<_> = records.values().filter_map(parse_record).collect();
+        watcher.next_update().await?.apply_to(&mut records);
+        let known: Vec<_> = records.iter().filter_map(|(key, value)| parse_record(key, value)).collect();
         let unknown = records.len() - known.len();
         if unknown > 0 {
             tracing::warn!(dn = DN, "{unknown} records of operators are not understood, and admit nobody");
@@ -237,7 +222,7 @@ mod tests {
         add(&kv, "alice", alice, Role::Reader).await.expect("another role");
         let stored = kv.get(b"/alice").await.expect("read").expect("there");
         assert_eq!(
-            parse_record(&stored).map(|operator| operator.principal),
+            parse_record(&stored.key, &stored.value).map(|operator| operator.principal),
             Some(Principal::Operator(Role::Reader))
         );
         remove(&kv, "alice", false).await.expect("removed");
