@@ -27,8 +27,8 @@ const REPLACED_PREFIX: &str = "/replaces/";
 /// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
 ///
 /// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
-/// request for the same URL, also after a call that was killed, returns a ticket of the same node. The node adds itself to the list of
-/// members when it joins.
+/// request for the same URL, also after a call that was killed, returns a ticket of the same node. The leader adds the node to the list
+/// of members when it is there.
 ///
 /// # Contract
 /// - [`issue_ticket`](Self::issue_ticket) for a peer URL returns a ticket of the same node until that node
@@ -279,7 +279,7 @@ impl GoldenTicketIssuer {
         Ok(at_url.filter(|kv| kv.value == url.as_str().as_bytes()).map(|kv| kv.key).collect())
     }
 
-    /// Deletes the invitation of a node: it does not add itself to the list of members any more.
+    /// Deletes the invitation of a node: the leader does not add it to the list of members any more.
     pub(super) async fn withdraw_invitation_of(&self, node: &NodeId) -> Result<(), TicketIssueError> {
         let key = KeyRange::single_key(invitation_key(node.as_str()));
         self.running.root_kv().delete(key).await.map(drop).map_err(TicketIssueError::Kv)

@@ -97,7 +97,7 @@ fn other_learner(id: u64, name: Option<&str>) -> Vec<Member> {
 }
 
 #[tokio::test]
-async fn an_invited_member_adds_itself_and_one_whose_ticket_is_used_does_not() {
+async fn an_invited_member_is_added_and_one_whose_ticket_is_used_is_not() {
     let (kv, _, credentials) = ticket().await;
     let refused = decide(&kv, &credentials, &[vec![]]).await.unwrap();
     assert_eq!(refused, Err(JoinRefusal::NotListed { url: URL.parse().unwrap() }));
