@@ -36,9 +36,7 @@ impl EnrolmentTicket {
         let keys = config.golden_ticket.as_ref().map(JoinKeys::from_message).transpose()?;
         Ok(Self::Join(Arc::new(PendingJoin { ticket: parse_text(config.join_ticket.as_bytes())?, keys })))
     }
-}
 
-impl EnrolmentTicket {
     /// The digest of a golden ticket, or the id of a join ticket with zeros behind it.
     pub(crate) fn id(&self) -> TicketId {
         match self {

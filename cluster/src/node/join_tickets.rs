@@ -79,7 +79,7 @@ pub struct StoredJoinTicket {
     pub uses: u32,
     /// The only address of a node that it admits, if it is limited to one.
     pub address: Option<IpAddr>,
-    /// Returns whether it was revoked.
+    /// True if it was revoked.
     pub is_revoked: bool,
     /// The nodes that it has admitted.
     pub redemptions: Vec<Redemption>,
@@ -395,7 +395,7 @@ impl JoinTickets {
         let host: IpAddr =
             request.url.host().parse().map_err(|_| EnrolError::Request("the node has no address"))?;
         if !is_unicast(host) {
-            return Err(EnrolError::Request("its address is none of one machine: correct cluster.address"));
+            return Err(EnrolError::Request("cluster.address is not the address of one machine: correct it"));
         }
         for _ in 0..ATTEMPTS {
             if let Some(admission) = self.try_redeem(key, request, host, now).await?

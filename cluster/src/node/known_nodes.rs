@@ -8,7 +8,7 @@ use std::sync::Arc;
 use prost::Message as _;
 
 use super::node_store::{RECORD_PREFIX, kv_error, record_key};
-use super::unlock_keys::UNLOCK_KEYS_PREFIX;
+use super::unlock_keys::{UNLOCK_KEYS_PREFIX, keys_key};
 use super::{InvalidRecord, NodeId, NodeStore, NodeStoreError, SecretBytes, wire};
 use crate::consensus::kv::{
     Compare, KeyEvent, KeyRange, KeyValue, KvError, ListWatchUpdate, ListWatcher, Txn, TxnOp,
@@ -167,7 +167,7 @@ impl NodesWatcher {
     }
 
     fn unlock_keys(&self, id: &NodeId) -> Result<Vec<(String, SecretBytes)>, InvalidRecord> {
-        let Some(value) = self.stored.get(format!("{UNLOCK_KEYS_PREFIX}{id}").as_bytes()) else {
+        let Some(value) = self.stored.get(keys_key(id).as_bytes()) else {
             return Ok(Vec::new());
         };
         let keys = wire::UnlockKeys::decode(&**value).map_err(|_| InvalidRecord::UnlockKeys)?.keys;
@@ -251,7 +251,7 @@ mod tests {
         kv.put(b"/cluster", b"id").await.unwrap();
         let value =
             wire::UnlockKeys { keys: vec![wire::UnlockKey { volume: "volume".into(), key: vec![171; 32] }] };
-        kv.put(format!("{UNLOCK_KEYS_PREFIX}{two}").as_bytes(), &value.encode_to_vec()).await.unwrap();
+        kv.put(keys_key(&two).as_bytes(), &value.encode_to_vec()).await.unwrap();
         let with_key = KnownNode {
             unlock_keys: vec![("volume".into(), SecretBytes::new(vec![171; 32]))],
             ..known(&two, 2)

@@ -71,7 +71,7 @@ pub enum NodeRemovalError {
     },
     /// This node's member has no name of a node, or the others can't go on without it.
     #[error("can't leave the cluster to the other members")]
-    HandOver(#[source] MembershipError),
+    PrepareLeave(#[source] MembershipError),
     /// Its member was stopped or restarted before the cluster had removed it, as far as it knows.
     #[error(
         "this node was stopped while it left: once it runs again, repeat `nodectl cluster leave`, unless it says that it \
@@ -198,7 +198,7 @@ impl NodeRemovalError {
             | Self::NoAddress { .. }
             | Self::OtherSuccessor { .. } => false,
             // A refusal names what has to change first.
-            Self::Member { source, .. } | Self::HandOver(source) => {
+            Self::Member { source, .. } | Self::PrepareLeave(source) => {
                 matches!(source, MembershipError::Unavailable { .. })
             }
             Self::Certificates { source, .. } => source.is_retryable(),
@@ -346,7 +346,7 @@ impl NodeRemover {
     fn this_node(&self) -> Result<NodeId, NodeRemovalError> {
         let name = self.running.this_member().name.as_deref().unwrap_or_default();
         name.parse().map_err(|error: InvalidNodeId| {
-            NodeRemovalError::HandOver(MembershipError::Rejected {
+            NodeRemovalError::PrepareLeave(MembershipError::Rejected {
                 operation: "find this node's name",
                 source: error.into(),
             })
@@ -362,7 +362,7 @@ impl NodeRemover {
     async fn prepare_leave(&self, node: &NodeId) -> Result<(), NodeRemovalError> {
         self.running.cluster_members().prepare_leave().await.map_err(|error| match error {
             MembershipError::QuorumLoss => NodeRemovalError::LastNode { node: node.clone() },
-            other => NodeRemovalError::HandOver(other),
+            other => NodeRemovalError::PrepareLeave(other),
         })
     }
 
@@ -523,7 +523,7 @@ mod tests {
         "nodekeel-00112233445566778899aabbccddeeff".parse().unwrap()
     }
 
-    /// Another one and this node, whose removal fails.
+    /// A cluster of this node, whose removal fails.
     #[cfg(feature = "memory")]
     #[derive(Debug)]
     struct FailingRemoval {

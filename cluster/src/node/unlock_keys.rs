@@ -109,7 +109,7 @@ impl NodeStore {
     }
 }
 
-fn keys_key(node: &NodeId) -> String {
+pub(super) fn keys_key(node: &NodeId) -> String {
     format!("{UNLOCK_KEYS_PREFIX}{node}")
 }
 

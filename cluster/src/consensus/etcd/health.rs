@@ -102,9 +102,7 @@ impl EtcdStatus {
             },
         }
     }
-}
 
-impl EtcdStatus {
     fn into_facts(self) -> MemberFacts {
         MemberFacts { version: self.version, store: Some(self.store) }
     }

@@ -209,9 +209,7 @@ async fn a_join_that_the_first_release_has_started_is_completed_once_an_operator
 #[ignore = "sampled: needs go, ip and root: it makes network namespaces"]
 #[case::newest(Newest)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_learner_that_is_removed_is_added_again_until_its_ticket_is_revoked(
-    #[case] version: EtcdVersion,
-) {
+async fn a_learner_that_is_removed_is_added_again_until_its_ticket_is_revoked(#[case] version: EtcdVersion) {
     let (mut voters, mut joiner) = cluster_and_spare(2, version).await;
     joiner.give_ticket(&voters[0]).await;
     let members = voters[0].access().await.cluster_members();

@@ -31,7 +31,7 @@ async fn refusal<T: Debug>(change: impl AsyncFn() -> Result<T, NodeRemovalError>
     let refused = async || match change().await {
         Err(
             NodeRemovalError::Member { source: source @ MembershipError::UnhealthyCluster { .. }, .. }
-            | NodeRemovalError::HandOver(source @ MembershipError::UnhealthyCluster { .. }),
+            | NodeRemovalError::PrepareLeave(source @ MembershipError::UnhealthyCluster { .. }),
         ) => Ok(source.to_string()),
         other => Err(format!("{other:?}")),
     };

@@ -386,7 +386,7 @@ fn removal_status(error: &NodeRemovalError, command: &str, condition: Option<&st
 fn removal_error_code(error: &NodeRemovalError) -> Code {
     let retry = |is_retryable| if is_retryable { Code::Aborted } else { Code::Internal };
     match error {
-        NodeRemovalError::Member { source, .. } | NodeRemovalError::HandOver(source) => {
+        NodeRemovalError::Member { source, .. } | NodeRemovalError::PrepareLeave(source) => {
             membership_error_code(source)
         }
         NodeRemovalError::Certificates { source, .. } => retry(source.is_retryable()),
