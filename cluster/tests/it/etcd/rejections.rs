@@ -49,6 +49,9 @@ async fn only_certificates_of_the_ca_are_served(#[values(Debian, Newest)] versio
     let mut foreign = PendingCa::generate().unwrap();
     let client = foreign.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).unwrap();
     assert!(ask_peer(at, ca, Some(&client), "/version").await.is_err(), "one of another CA was served");
+    let client = CertificateSpec::for_client("client".parse().unwrap());
+    let client = cluster_ca.issue_credentials(&client).await.unwrap();
+    fixture.ask(&client).await.expect("one of the CA is served");
     node.stop().await;
 }
 
