@@ -41,7 +41,7 @@ pub use maintenance::{SnapshotStream, StoreMaintenance, check_defragment, check_
 pub use member::{Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
 pub use recovery::{LostMember, MemberRecovery, RecoveryError, RecoveryPlan, RecoveryState};
-pub use report::{ClusterReport, MemberFacts, MemberReport, StoreFacts};
+pub use report::{ClusterReport, MemberFacts, MemberReport, OpenPeerPort, StoreFacts};
 pub use start::{StartMode, StartOptions};
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
 #[cfg(any(feature = "etcd", feature = "memory"))]

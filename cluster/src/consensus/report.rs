@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::Member;
+use super::{Member, PeerUrl};
 
 /// The members of a cluster with their own reports, as of the last check of this node's member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,23 @@ pub struct ClusterReport {
     /// Since when the data of this node's member could not be compared with that of any other voter, so that nobody would see
     /// damage to it; `None` if it was at the last attempt, or is the only voter.
     pub uncompared_since: Option<SystemTime>,
+    /// Why the peer port of this node's member admits each certificate of the cluster's CA; `None` if it admits members alone.
+    pub open_peer_port: Option<OpenPeerPort>,
+}
+
+/// The reason for which a peer port admits certificates of the cluster's CA that are no member's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenPeerPort {
+    /// There are certificates of a release that gave members no name of their own.
+    Unnamed {
+        /// The members with such a certificate, by their names, or by their URLs if they have not started.
+        members: Vec<String>,
+        /// The URLs of unused tickets with such a certificate.
+        tickets: Vec<PeerUrl>,
+    },
+    /// No member and no ticket has such a certificate any more: from the next start on, the member's etcd requires the name.
+    Restart,
 }
 
 /// A member, and its report.
@@ -56,7 +73,7 @@ pub struct StoreFacts {
 impl ClusterReport {
     /// A report of these members.
     pub fn new(members: Vec<MemberReport>) -> ClusterReport {
-        ClusterReport { members, uncompared_since: None }
+        ClusterReport { members, uncompared_since: None, open_peer_port: None }
     }
 
     /// The voters that do not answer, each with the time since when.

@@ -14,6 +14,8 @@ use zeroize::Zeroizing;
 use super::golden_ticket::{parse_field, parse_peer, peer_message};
 use super::{GoldenTicket, JoinSecret, JoinTicketId, NodeId, TicketError, wire};
 use crate::consensus::{Peer, PeerUrl};
+#[cfg(feature = "etcd")]
+use crate::pki::has_peer_name;
 
 /// The start of what a node that enrols signs.
 const SIGNED_PREFIX: &[u8] = b"nodekeel: a node of this key enrols\0";
@@ -166,6 +168,13 @@ impl Admission {
     /// The node that is admitted.
     pub(super) fn node_id(&self) -> &NodeId {
         &self.node_id
+    }
+
+    /// Returns whether its certificate has the name that peer ports require.
+    #[cfg(feature = "etcd")]
+    pub(super) fn has_peer_name(&self, name: &str) -> bool {
+        let certificate = Certificate::from_der(&self.message.etcd_client_cert);
+        certificate.is_ok_and(|certificate| has_peer_name(&certificate, name))
     }
 
     /// Where the others will reach its member.

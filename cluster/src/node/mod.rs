@@ -51,6 +51,8 @@ pub use node_store::{NodeStore, NodeStoreError, StoredNode};
 pub(crate) use restored_cluster::expel_others;
 pub use secret::SecretBytes;
 pub use ticket_issuer::{GoldenTicketIssuer, TicketIssueError};
+#[cfg(feature = "etcd")]
+pub(crate) use ticket_issuer::{find_unnamed_ticket, unused_tickets};
 pub use unlock_keys::StoredUnlockKeys;
 
 /// Arbitrary bytes as what is read about a node from files and from the cluster.

@@ -10,6 +10,8 @@ use thiserror::Error;
 use super::admission::Admission;
 use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketError, TicketParts};
 use crate::consensus::join::{INVITATIONS, invitation_key};
+#[cfg(feature = "etcd")]
+use crate::consensus::kv::KeyValue;
 use crate::consensus::kv::{Compare, KeyRange, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{ClusterAccess, ClusterMembers, InvalidName, MembershipError, Peer, PeerUrl};
 use crate::pki::{CaError, CertificateSpec};
@@ -406,6 +408,19 @@ fn parse_ticket(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssu
 /// The full key, in the root store, of a namespace's key.
 pub(super) fn root_key((module, namespace): (&str, &str), key: &str) -> String {
     format!("{module}:{namespace}{key}")
+}
+
+/// The full keys, in the root store, of the unused tickets.
+#[cfg(feature = "etcd")]
+pub(crate) fn unused_tickets() -> KeyRange {
+    KeyRange::prefix(root_key(TICKETS_NAMESPACE, TICKETS_PREFIX))
+}
+
+/// The URL of a stored ticket if its certificate does not have the name that peer ports require. No node joins by a damaged one.
+#[cfg(feature = "etcd")]
+pub(crate) fn find_unnamed_ticket(stored: &KeyValue, name: &str) -> Option<PeerUrl> {
+    let ticket = Admission::from_config(&stored.value).ok()?;
+    (!ticket.has_peer_name(name)).then(|| ticket.url().clone())
 }
 
 /// The full key of the ticket for a URL.

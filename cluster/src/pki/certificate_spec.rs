@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use nodekeel_localstorage::pki::PublicKey;
+use nodekeel_localstorage::pki::{Certificate, PublicKey};
 use rcgen::string::Ia5String;
 use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
@@ -10,14 +10,14 @@ use rcgen::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::CaError;
+use super::{CaError, peer_name};
 use crate::consensus::MemberName;
 
 /// The role that a certificate permits its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CertificateUsage {
-    /// A consensus member: server and client, to the other members and to its own clients.
+    /// A consensus member: server and client, to the other members. Its certificate has the [`peer_name`], too.
     Member,
     /// A consensus client, at any address.
     Client,
@@ -52,7 +52,7 @@ impl CertificateSpec {
     }
 
     /// *Source:* RFC 5280; the organizational unit is that of Monogon's `consensus/ca`.
-    pub(super) fn to_params(&self) -> Result<CertificateParams, CaError> {
+    pub(super) fn to_params(&self, ca: &Certificate) -> Result<CertificateParams, CaError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, self.name.as_str());
@@ -70,10 +70,12 @@ impl CertificateSpec {
         };
         // A client's certificate names no host: see `for_client`.
         if self.usage != CertificateUsage::Client {
-            let name = Ia5String::try_from(self.name.as_str());
-            let name = name.map_err(|error| CaError::create_error("a certificate")(error.into()))?;
-            let addresses = self.addresses.iter().copied().map(SanType::IpAddress);
-            params.subject_alt_names = std::iter::once(SanType::DnsName(name)).chain(addresses).collect();
+            for name in [self.name.as_str(), &peer_name(ca)] {
+                let name = Ia5String::try_from(name);
+                let name = name.map_err(|error| CaError::create_error("a certificate")(error.into()))?;
+                params.subject_alt_names.push(SanType::DnsName(name));
+            }
+            params.subject_alt_names.extend(self.addresses.iter().copied().map(SanType::IpAddress));
         }
         Ok(params)
     }

@@ -11,6 +11,7 @@
 //!  /etcd-ca/seal/erase/NAME    a voter whose database may have a private key in its history that was not sealed
 //!  /etcd-ca/crl.der            the list of revoked certificates, in DER
 //!  /etcd-ca/certs/SERIAL       an issued certificate; the serial number in hexadecimal
+//!  /etcd-ca/peer-name          the name of members' certificates, once the peer ports require it
 //!  /etcd-ca/ca-key.der         the private key before it was sealed: 64 bytes, the Ed25519 seed and the public key
 //! ```
 //!
@@ -38,6 +39,7 @@ mod ca;
 mod certificate_spec;
 mod crl_sync;
 mod error;
+mod peer_name;
 mod pending_ca;
 mod revoke;
 mod sealing;
@@ -50,6 +52,8 @@ pub use ca::ClusterCa;
 pub use certificate_spec::{CertificateSpec, CertificateUsage};
 pub use crl_sync::sync_revocation_list;
 pub use error::CaError;
+pub use peer_name::peer_name;
+pub(crate) use peer_name::{CA_PREFIX, PEER_NAME_PATH, has_peer_name};
 pub use pending_ca::PendingCa;
 pub use sealing::CaSealing;
 pub use stored::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, ISSUED_PREFIX, SEAL_PREFIX, SEALED_KEY_PATH};

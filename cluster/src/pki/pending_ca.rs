@@ -9,8 +9,8 @@ use nodekeel_localstorage::pki::{
 use super::signer::CaSigner;
 use super::stored::{StoredValues, issued_path, key_to_raw};
 use super::{
-    CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ClusterCa, ISSUED_PREFIX, SEAL_PREFIX,
-    SEALED_KEY_PATH, Voter,
+    CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ClusterCa, ISSUED_PREFIX, PEER_NAME_PATH,
+    SEAL_PREFIX, SEALED_KEY_PATH, Voter, peer_name,
 };
 use crate::consensus::kv::{Compare, KeyRange, KvStore, Txn, TxnOp};
 
@@ -131,6 +131,7 @@ impl PendingCa {
             .then(TxnOp::put(CA_CERT_PATH, self.ca_certificate().der_bytes()))
             .then(TxnOp::put(SEALED_KEY_PATH, voter.alone().seal(self.signer.private_key())?))
             .then(TxnOp::put(CRL_PATH, self.empty_revocation_list()?.der_bytes()))
+            .then(TxnOp::put(PEER_NAME_PATH, peer_name(self.ca_certificate())))
             .then(TxnOp::Delete(KeyRange::single_key(CA_KEY_PATH)))
             .then(TxnOp::Delete(KeyRange::prefix(ISSUED_PREFIX)));
         root.txn(replace).await.map_err(failed())?;
@@ -151,7 +152,9 @@ impl PendingCa {
             .when(Compare::key_absent(CA_CERT_PATH))
             .then(TxnOp::put(CA_CERT_PATH, ca))
             .then(put_key)
-            .then(TxnOp::put(CRL_PATH, revoked.der_bytes()));
+            .then(TxnOp::put(CRL_PATH, revoked.der_bytes()))
+            // It has issued no certificate of a member without the name.
+            .then(TxnOp::put(PEER_NAME_PATH, peer_name(self.ca_certificate())));
         for certificate in &self.issued {
             txn = txn.then(TxnOp::put(issued_path(certificate), certificate.der_bytes()));
         }

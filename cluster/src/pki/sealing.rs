@@ -10,7 +10,9 @@ use nodekeel_supervisor::{Context, Failure};
 use super::ca::ClusterCa;
 use super::stored::{KeyState, StoredValues};
 use super::voter::{Recipients, Voter, verify_record};
-use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH};
+use super::{
+    CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH, has_peer_name, peer_name,
+};
 use crate::age::Recipient;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvStore, ListWatcher, Txn, TxnOp};
 use crate::consensus::{ClusterMembers, MembershipError, StoreMaintenance};
@@ -115,6 +117,28 @@ impl CaSealing {
             KeyState::Opened(sealed) => sealed.recipients.voters.iter().any(stays),
             KeyState::Closed => false,
         })
+    }
+
+    /// The members that have not published a certificate with the [`peer_name`]: by their names, or URLs if they have not started.
+    ///
+    /// # Errors
+    /// Those of [`has_other_opener`](Self::has_other_opener).
+    pub(crate) async fn list_unnamed_members(&self) -> Result<Vec<String>, CaError> {
+        let state = self.read_state().await?;
+        let ca = state.values.certificate()?;
+        let (revoked, name) = (state.values.revocation_list(&ca)?, peer_name(&ca));
+        let is_named = |member: &str, record: &KeyValue| {
+            let verified = verify_record(member, &record.value, &ca, &revoked);
+            verified.is_ok_and(|(_, certificate)| has_peer_name(&certificate, &name))
+        };
+        let named = state.named_records().filter(|(member, record)| is_named(member, record));
+        let named: BTreeSet<_> = named.map(|(member, _)| member).collect();
+        let members = self.members.list_members().await.map_err(members_error)?;
+        let unnamed = members
+            .into_iter()
+            .filter(|member| !member.name.as_deref().is_some_and(|member| named.contains(member)));
+        let names = unnamed.map(|member| member.name.unwrap_or_else(|| member.peer_urls.concat()));
+        Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
     }
 
     async fn follow_voters(&self, maintenance: &dyn StoreMaintenance) -> Result<Infallible, CaError> {
@@ -267,7 +291,7 @@ impl CaSealing {
 
 impl SealState {
     fn has_record(&self, name: &str) -> bool {
-        self.records.iter().any(|record| name_below(VOTERS_PREFIX, &record.key) == Some(name))
+        self.named_records().any(|(recorded, _)| recorded == name)
     }
 
     /// The keys that voters have published.
@@ -275,10 +299,9 @@ impl SealState {
         let ca = self.values.certificate()?;
         let revoked = self.values.revocation_list(&ca)?;
         let mut keys = BTreeMap::new();
-        for record in &self.records {
-            let Some(name) = name_below(VOTERS_PREFIX, &record.key) else { continue };
+        for (name, record) in self.named_records() {
             match verify_record(name, &record.value, &ca, &revoked) {
-                Ok(key) => drop(keys.insert(name.to_owned(), key)),
+                Ok((key, _)) => drop(keys.insert(name.to_owned(), key)),
                 Err(problem) => {
                     tracing::warn!(
                         "the CA's private key is not sealed to the published key of {name}: {problem}"
@@ -287,6 +310,10 @@ impl SealState {
             }
         }
         Ok(keys)
+    }
+
+    fn named_records(&self) -> impl Iterator<Item = (&str, &KeyValue)> {
+        self.records.iter().filter_map(|record| Some((name_below(VOTERS_PREFIX, &record.key)?, record)))
     }
 }
 

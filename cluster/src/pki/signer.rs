@@ -63,7 +63,7 @@ impl CaSigner {
         public: PublicKey,
         spec: &CertificateSpec,
     ) -> Result<Certificate, CaError> {
-        let (params, subject) = (spec.to_params()?, subject_public_key(public)?);
+        let (params, subject) = (spec.to_params(&self.certificate)?, subject_public_key(public)?);
         let der = self.sign_with_issuer("a certificate", |issuer| {
             Ok(params.signed_by(&subject, issuer)?.der().to_vec())
         })?;

@@ -126,14 +126,14 @@ fn signed_bytes(name: &str, recipient: &str) -> Vec<u8> {
     [SIGNED_PREFIX, name.as_bytes(), b"\0", recipient.as_bytes()].concat()
 }
 
-/// The key in the record of a voter of this name, if its member has signed it: the CA must have certified the member, and not have
-/// revoked the certificate since.
+/// The key in the record of a voter of this name, and the certificate of its member, if that has signed it: the CA must have
+/// certified the member, and not have revoked the certificate since.
 pub(super) fn verify_record(
     name: &str,
     record: &[u8],
     ca: &Certificate,
     revoked: &RevocationList,
-) -> Result<Recipient, &'static str> {
+) -> Result<(Recipient, Certificate), &'static str> {
     let record = VoterRecord::decode(record).map_err(|_| "it is damaged")?;
     let certificate = Certificate::from_der(&record.certificate).map_err(|_| "its certificate is damaged")?;
     if !certificate.is_signed_by(ca) {
@@ -149,7 +149,8 @@ pub(super) fn verify_record(
     UnparsedPublicKey::new(&ED25519, key.as_bytes())
         .verify(&signed_bytes(name, &record.recipient), &record.signature)
         .map_err(|_| "its member has not signed it")?;
-    record.recipient.parse().map_err(|_| "its key is damaged")
+    let recipient = record.recipient.parse().map_err(|_| "its key is damaged")?;
+    Ok((recipient, certificate))
 }
 
 /// To whom the CA's private key is sealed.

@@ -1,4 +1,5 @@
-//! A member that restarts at another address.
+//! A member whose certificate is not the one that it needs: it restarts at another address, or was certified by a release that knew
+//! no name for peer ports.
 
 use nodekeel_localstorage::pki::Credentials;
 use tokio::task::spawn_blocking;
@@ -6,30 +7,31 @@ use tokio::task::spawn_blocking;
 use super::files::{self, PreparedFiles};
 use super::local_member::LocalMember;
 use super::members::EtcdMembers;
-use super::peer_client::PeerClient;
 use crate::consensus::{ClusterMembers as _, ConsensusError, Member, MembershipError, PeerUrl};
 use crate::pki::{CertificateSpec, ClusterCa};
 
-/// Certifies the member's key for its address, unless that was done before. It can be killed at any step: a certificate that
-/// was issued and not stored belongs to the member's own key.
+/// Certifies the member's key for its address and for the peer ports, unless that was done before. Returns the new credentials. It
+/// can be killed at any step: a certificate that was issued and not stored belongs to the member's own key.
 pub(super) async fn ensure_certificate(
     cluster_ca: &ClusterCa,
     member: LocalMember<'_>,
     prepared: PreparedFiles,
-) -> Result<(), ConsensusError> {
+) -> Result<Option<Credentials>, ConsensusError> {
     let LocalMember { files, name, address, .. } = member;
-    if prepared.is_certified_at(address) {
-        return Ok(());
+    // One that can't sign takes part without the name, as before: health names it.
+    if prepared.is_certified_at(address) && (prepared.has_peer_name() || !cluster_ca.can_sign()) {
+        return Ok(None);
     }
     let Credentials { key, ca, .. } = prepared.credentials;
     let spec = CertificateSpec::for_member(name.clone(), address);
     let certificate = cluster_ca.certify_key(key.public_key(), &spec).await.map_err(ConsensusError::Ca)?;
     // The old certificate stays valid: it belongs to the same key, which no other member has.
     let (files, credentials) = (files.clone(), Credentials { key, certificate, ca });
-    let stored = spawn_blocking(move || files::store_member_credentials(&files, &credentials)).await;
-    stored.map_err(ConsensusError::backend("store credentials"))??;
-    tracing::info!(%address, "the member has a certificate for its new address");
-    Ok(())
+    let stored =
+        spawn_blocking(move || files::store_member_credentials(&files, &credentials).map(|()| credentials));
+    let credentials = stored.await.map_err(ConsensusError::backend("store credentials"))??;
+    tracing::info!(%address, "the member has a new certificate");
+    Ok(Some(credentials))
 }
 
 /// Refuses to start a member at another address while it still answers at the one of its certificate: this is a
@@ -42,8 +44,7 @@ pub(super) async fn check_moved(
     if prepared.is_certified_at(member.address) {
         return Ok(());
     }
-    let peers = PeerClient::new(&prepared.credentials)
-        .map_err(ConsensusError::backend("use the member's credentials"))?;
+    let peers = prepared.peer_client()?;
     // The certificate names the addresses at which the member was last certified to run.
     for former in prepared.certified_addresses() {
         let url = PeerUrl::new(former, member.config.peer_port);

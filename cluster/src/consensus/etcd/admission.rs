@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::join_claim::{JoinClaim, check_claim, read_claim, record_claim};
 use super::join_verdict::{ASK_CLAIM, TELL_VERDICT, Verdict};
 use super::members::EtcdMembers;
+use super::peer_name::is_required;
 use crate::BoxError;
 use crate::consensus::join::{INVITATIONS, check_join, invitation_key};
 use crate::consensus::kv::{KeyRange, KvStore, ListWatcher};
@@ -106,7 +107,8 @@ impl Admissions {
                 self.members.announce_learner(id, &joiner.this.url).await?;
                 // A joining etcd must know exactly the present members.
                 let peers = Peer::others_of(&members, &joiner.this.url)?;
-                Verdict::admitted(&peers, self.members.store_bytes().await?)
+                let is_name_required = is_required(&self.members.kv, &self.ca).await?;
+                Verdict::admitted(&peers, self.members.store_bytes().await?, is_name_required)
             }
             Admission::Refused(refusal) => Verdict::refused(refusal),
             Admission::Waits(reason) => Verdict::Waits(reason),

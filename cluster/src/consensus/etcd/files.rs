@@ -10,9 +10,12 @@ use zeroize::Zeroizing;
 
 use super::backend::{DB_PATH, stored_value};
 use super::join_claim::JoinClaim;
+use super::peer_client::PeerClient;
 use super::version::{self, EtcdVersion};
 use crate::consensus::{ConsensusError, MemberName, Peer, StartMode, StartOptions};
-use crate::pki::{CRL_PATH, CertificateSpec, PendingCa, SEALED_KEY_PATH, SubjectNames, Voter};
+use crate::pki::{
+    CRL_PATH, CertificateSpec, PendingCa, SEALED_KEY_PATH, SubjectNames, Voter, has_peer_name, peer_name,
+};
 
 nodekeel_localstorage::layout! {
     /// The files next to the member's own directories.
@@ -39,6 +42,8 @@ nodekeel_localstorage::layout! {
         pub(super) rejected_by: LayoutFile = "rejected_by", 0o400;
         /// How far the recovery of the cluster from this member is: see [`recovery`](super::recovery).
         pub(super) recovery: LayoutFile = "recovery", 0o400;
+        /// The name that the peer port requires of a certificate: see [`peer_name`](super::peer_name).
+        pub(super) peer_name: LayoutFile = "peer_name", 0o400;
         /// The number of the member's last start: see [`starts`](super::starts).
         pub(super) start: LayoutFile = "start", 0o400;
     }
@@ -69,6 +74,8 @@ pub(super) struct PreparedFiles {
     pub(super) has_log: bool,
     /// The claim by which the member asks its cluster before it starts, if it has to ask.
     pub(super) join_claim: Option<JoinClaim>,
+    /// The name that the peer port requires of a certificate, if it does.
+    pub(super) required_name: Option<String>,
 }
 
 impl PreparedFiles {
@@ -80,12 +87,24 @@ impl PreparedFiles {
             pending_ca: None,
             has_log: false,
             join_claim: None,
+            required_name: None,
         }
     }
 
     /// Returns whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
+    }
+
+    /// Returns whether the member's certificate has the name that peer ports require.
+    pub(super) fn has_peer_name(&self) -> bool {
+        has_peer_name(&self.credentials.certificate, &peer_name(&self.credentials.ca))
+    }
+
+    /// A client of the other members' peer ports.
+    pub(super) fn peer_client(&self) -> Result<PeerClient, ConsensusError> {
+        PeerClient::new(&self.credentials, self.required_name.clone())
+            .map_err(ConsensusError::backend("use the member's credentials"))
     }
 
     /// The addresses that the member's certificate names.
@@ -147,7 +166,25 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     finish_credentials_change(&files.peer_pki, &prepared.credentials)?;
     forget_former_client(&dirs)?;
     let join_claim = decide_join_claim(&dirs, &prepared, &start.name)?;
-    Ok(PreparedFiles { join_claim, ..prepared })
+    let required_name = load_required_name(files, &prepared.credentials.ca)?;
+    Ok(PreparedFiles { join_claim, required_name, ..prepared })
+}
+
+/// The name that the peer port requires, if it is one of this CA: a restored cluster has another one.
+pub(super) fn load_required_name(
+    files: &EtcdDir,
+    ca: &Certificate,
+) -> Result<Option<String>, ConsensusError> {
+    let stored = pki_dirs(files)?.peer_name.read_if_present();
+    let stored = stored.map_err(ConsensusError::backend("read which name the peer port requires"))?;
+    let name = peer_name(ca);
+    Ok(stored.is_some_and(|stored| stored == name.as_bytes()).then_some(name))
+}
+
+/// Has the peer port require the name of this CA, from the next start on.
+pub(super) fn require_peer_name(files: &EtcdDir, ca: &Certificate) -> Result<(), ConsensusError> {
+    let written = pki_dirs(files)?.peer_name.write(peer_name(ca).as_bytes());
+    written.map_err(ConsensusError::backend("record which name the peer port requires"))
 }
 
 fn has_revocation_list(files: &EtcdDir) -> Result<bool, ConsensusError> {
@@ -399,8 +436,13 @@ fn prepare_new_cluster(
     if files.load_revocation_list(new.ca_certificate()).map_err(ConsensusError::Credentials)?.is_none() {
         files.store_revocation_list(&none).map_err(ConsensusError::Credentials)?;
     }
-    // No other node knows the member yet: if its address has changed since, it starts with the new one.
-    let existing = existing.filter(|existing| is_certified_at(existing, start.address));
+    require_peer_name(files, new.ca_certificate())?;
+    // No other node knows the member yet: if its address has changed since, it starts with the new one. An earlier release gave
+    // its certificate no name.
+    let name = peer_name(new.ca_certificate());
+    let existing = existing.filter(|existing| {
+        is_certified_at(existing, start.address) && has_peer_name(&existing.certificate, &name)
+    });
     if existing.is_none() {
         let spec = CertificateSpec::for_member(start.name.clone(), start.address);
         let issued = new.issue_credentials(&spec).map_err(ConsensusError::Ca)?;

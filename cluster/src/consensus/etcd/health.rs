@@ -35,7 +35,7 @@ use super::start_number::StartNumber;
 use super::transfer::ReceivedData;
 use crate::consensus::{
     ClusterReport, ConsensusError, DataTransfer, Member, MemberCondition, MemberFacts, MemberId,
-    MemberReport, Peer, PeerUrl, StatusReporter, StoreAlarm, StoreFacts, VoterReach,
+    MemberReport, OpenPeerPort, Peer, PeerUrl, StatusReporter, StoreAlarm, StoreFacts, VoterReach,
 };
 
 /// The time in which a member that makes progress commits an entry.
@@ -152,6 +152,8 @@ pub(super) struct HealthWatch {
     /// The size of the cluster's data when it admitted this member.
     total: Option<u64>,
     report: watch::Sender<ClusterReport>,
+    /// Why the peer port admits each certificate of the CA, if it does.
+    pub(super) open_peer_port: watch::Sender<Option<OpenPeerPort>>,
     /// The result of the last comparison.
     pub(super) comparison: watch::Sender<Comparison>,
     pub(super) last_comparison: watch::Sender<LastComparison>,
@@ -164,8 +166,7 @@ impl HealthWatch {
         known_peers: Vec<Peer>,
         total: Option<u64>,
     ) -> Result<HealthWatch, ConsensusError> {
-        let peers = PeerClient::new(&prepared.credentials)
-            .map_err(ConsensusError::backend("use the member's credentials"))?;
+        let peers = prepared.peer_client()?;
         let client = client::connect(&prepared.client_dir, WithoutLeader::IsAnswered).await?;
         let (data, pause) = (member.files.data.path().to_owned(), member.config.progress_period / 2);
         let (this, report) = (member.peer(), watch::Sender::default());
@@ -183,6 +184,7 @@ impl HealthWatch {
             received: Arc::default(),
             total,
             report,
+            open_peer_port: watch::Sender::default(),
             comparison: watch::Sender::default(),
             last_comparison: watch::Sender::new(LastComparison::at_start()),
         })
@@ -383,7 +385,8 @@ impl HealthWatch {
         }
         known.silent = silent;
         let uncompared_since = self.last_comparison.borrow().uncompared_since();
-        ClusterReport { uncompared_since, ..ClusterReport::new(reports) }
+        let open_peer_port = self.open_peer_port.borrow().clone();
+        ClusterReport { uncompared_since, open_peer_port, ..ClusterReport::new(reports) }
     }
 
     /// The members that this one knows, with their starts. It may be behind.

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::join_claim::JoinClaim;
-use super::join_verdict::{ASK_CLAIM, JoinAnswer, TELL_VERDICT, Verdict};
+use super::join_verdict::{ASK_CLAIM, Admitted, JoinAnswer, TELL_VERDICT, Verdict};
 use super::local_member::LocalMember;
 use super::peer_client::{PeerClient, is_denial};
 use super::peer_server::{PeerQuestion, PeerServer};
@@ -74,17 +74,17 @@ impl KnownVoters {
 }
 
 impl JoinCheck<'_> {
-    /// Waits until the cluster admits or refuses the member. Returns the other members, as they are listed now, and the size of
-    /// the cluster's data.
+    /// Waits until the cluster admits or refuses the member.
     ///
     /// # Errors
     /// [`ConsensusError::JoinRefused`].
     pub(super) async fn wait_admitted(
         &self,
         reporter: &StatusReporter<'_>,
-    ) -> Result<(Vec<Peer>, u64), ConsensusError> {
-        let server = PeerServer::new(self.member, self.credentials)?;
-        let client = PeerClient::new(self.credentials)
+    ) -> Result<Admitted, ConsensusError> {
+        // Whether the name is required is known only then.
+        let server = PeerServer::new(self.member, self.credentials, None)?;
+        let client = PeerClient::new(self.credentials, None)
             .map_err(ConsensusError::backend("use the ticket's credentials"))?;
         let (events, mut received) = mpsc::unbounded_channel();
         let voters = Mutex::new(KnownVoters::default());
@@ -108,14 +108,12 @@ impl JoinCheck<'_> {
         &self,
         received: &mut mpsc::UnboundedReceiver<Event>,
         reporter: &StatusReporter<'_>,
-    ) -> Result<(Vec<Peer>, u64), ConsensusError> {
+    ) -> Result<Admitted, ConsensusError> {
         let started_at = Instant::now();
         let mut last_verdict: Option<Instant> = None;
         loop {
             match received.recv().await {
-                Some(Event::Answer(JoinAnswer::Admitted { peers, store_bytes })) => {
-                    return Ok((peers, store_bytes));
-                }
+                Some(Event::Answer(JoinAnswer::Admitted(admitted))) => return Ok(admitted),
                 Some(Event::Answer(JoinAnswer::Refused(refusal))) => {
                     reporter.report_refused(&refusal);
                     return Err(ConsensusError::JoinRefused(refusal));

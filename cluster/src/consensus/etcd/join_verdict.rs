@@ -18,6 +18,9 @@ pub(super) enum Verdict {
         peers: Vec<(String, String)>,
         /// The size of the cluster's data.
         store_bytes: u64,
+        /// True if the peer ports require the name of members' certificates.
+        #[serde(default)]
+        is_name_required: bool,
     },
     /// Not yet: for this, as a clause.
     Waits(String),
@@ -36,15 +39,26 @@ pub(super) enum Verdict {
 /// The same, as the node takes it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum JoinAnswer {
-    Admitted { peers: Vec<Peer>, store_bytes: u64 },
+    Admitted(Admitted),
     Waits(String),
     Refused(JoinRefusal),
 }
 
+/// What a node needs to start, besides its ticket.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Admitted {
+    /// The other members, as they are listed now.
+    pub(super) peers: Vec<Peer>,
+    /// The size of the cluster's data.
+    pub(super) store_bytes: u64,
+    /// True if the peer ports require the name of members' certificates.
+    pub(super) is_name_required: bool,
+}
+
 impl Verdict {
-    pub(super) fn admitted(peers: &[Peer], store_bytes: u64) -> Verdict {
+    pub(super) fn admitted(peers: &[Peer], store_bytes: u64, is_name_required: bool) -> Verdict {
         let peers = peers.iter().map(|peer| (peer.name.to_string(), peer.url.to_string()));
-        Verdict::Admitted { peers: peers.collect(), store_bytes }
+        Verdict::Admitted { peers: peers.collect(), store_bytes, is_name_required }
     }
 
     pub(super) fn refused(refusal: JoinRefusal) -> Verdict {
@@ -64,9 +78,10 @@ impl Verdict {
     pub(super) fn into_answer(self, this: &Peer) -> Result<JoinAnswer, InvalidName> {
         let name = || this.name.to_string();
         Ok(JoinAnswer::Refused(match self {
-            Verdict::Admitted { peers, store_bytes } => {
+            Verdict::Admitted { peers, store_bytes, is_name_required } => {
                 let peers = peers.into_iter().map(|(name, url)| Ok(Peer::new(name.parse()?, url.parse()?)));
-                return Ok(JoinAnswer::Admitted { peers: peers.collect::<Result<_, _>>()?, store_bytes });
+                let peers = peers.collect::<Result<_, _>>()?;
+                return Ok(JoinAnswer::Admitted(Admitted { peers, store_bytes, is_name_required }));
             }
             Verdict::Waits(reason) => return Ok(JoinAnswer::Waits(reason)),
             Verdict::AlreadyStarted(id) => JoinRefusal::AlreadyStarted { id: MemberId(id), name: name() },
@@ -102,8 +117,13 @@ mod tests {
         for refusal in refusals {
             assert_eq!(sent(Verdict::refused(refusal.clone())), Ok(JoinAnswer::Refused(refusal)));
         }
-        let peers = vec![this.clone()];
-        assert_eq!(sent(Verdict::admitted(&peers, 7)), Ok(JoinAnswer::Admitted { peers, store_bytes: 7 }));
-        assert!(sent(Verdict::Admitted { peers: vec![("one".into(), "x".into())], store_bytes: 0 }).is_err());
+        let admitted = Admitted { peers: vec![this.clone()], store_bytes: 7, is_name_required: true };
+        let verdict = Verdict::admitted(&admitted.peers, 7, true);
+        assert_eq!(sent(verdict), Ok(JoinAnswer::Admitted(admitted)));
+        let peers = vec![("one".into(), "x".into())];
+        assert!(sent(Verdict::Admitted { peers, store_bytes: 0, is_name_required: false }).is_err());
+        // A voter of an earlier release knows no name.
+        let former: Verdict = serde_json::from_str(r#"{"Admitted":{"peers":[],"store_bytes":7}}"#).unwrap();
+        assert_eq!(former, Verdict::admitted(&[], 7, false));
     }
 }

@@ -6,7 +6,7 @@ use nodekeel_localstorage::tree::{EtcdDir, LayoutDir, PkiDir};
 use nodekeel_supervisor::process::Process;
 
 use super::config::EtcdConfig;
-use super::files::InitialCluster;
+use super::files::{InitialCluster, PreparedFiles};
 use super::start_number::StartNumber;
 use super::version::EtcdVersion;
 use crate::consensus::{MemberName, Peer, PeerUrl};
@@ -46,15 +46,18 @@ impl LocalMember<'_> {
     /// The number of this start is in the URL for clients, which etcd publishes in the list of members at each start.
     pub(super) fn member_process(
         &self,
-        client: &LayoutDir,
-        initial: &InitialCluster,
+        prepared: &PreparedFiles,
         version: Option<EtcdVersion>,
         start: StartNumber,
     ) -> Process {
-        self.process(&self.files.peer_pki, client, initial, version)
+        let PreparedFiles { client_dir, initial_cluster, required_name, .. } = prepared;
+        let required = required_name.iter().flat_map(|name| ["--peer-cert-allowed-hostname", name]);
+        self.process(&self.files.peer_pki, client_dir, initial_cluster, version)
             .args(["--advertise-client-urls", &start.mark_url(CLIENT_URL)])
             .arg("--peer-crl-file")
             .arg(self.files.peer_crl.path())
+            // Of each certificate of the CA that connects, and of those to which it connects.
+            .args(required)
             .args(&self.config.extra_args)
     }
 

@@ -5,6 +5,7 @@
 //!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
 //!                  ├─ ca-key    keeps the private key of the CA sealed to the voters
 //!                  ├─ departures  removes what is left of nodes that have left
+//!                  ├─ peer-name  has the peer ports admit members alone: see `peer_name.rs`
 //!                  ├─ joins     admits nodes that join, where this member leads
 //!                  └─ promoter  promotes learners, where this member leads
 //! ```
@@ -46,6 +47,7 @@ mod local_member;
 mod maintenance;
 mod members;
 mod peer_client;
+mod peer_name;
 mod peer_server;
 mod promote;
 mod recovery;
@@ -86,7 +88,7 @@ use self::kv::EtcdKv;
 use self::local_member::LocalMember;
 use self::maintenance::EtcdMaintenance;
 use self::members::EtcdMembers;
-use self::peer_client::PeerClient;
+use self::peer_name::PeerNames;
 use self::recovery::EtcdRecovery;
 use self::retry_pause::RetryPause;
 use self::starts::MemberStart;
@@ -205,8 +207,7 @@ impl MemberRun<'_> {
         };
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, &prepared, known_peers, total).await?;
-        let process =
-            self.member.member_process(&prepared.client_dir, &prepared.initial_cluster, version, start);
+        let process = self.member.member_process(&prepared, version, start);
         let process = process.ready_when(health.readiness(self.member.config.ready_within));
         let mut exits = self.run_etcd(process.liveness(health.liveness()), &prepared.client_dir)?;
         let (watched, removed) = (exits.clone(), CancellationToken::new());
@@ -286,10 +287,19 @@ impl MemberRun<'_> {
             return Ok(None);
         };
         let check = JoinCheck { member: self.member, claim, credentials: &prepared.credentials, peers };
-        let (members, total) = check.wait_admitted(self.reporter).await?;
-        *peers = members;
+        let admitted = check.wait_admitted(self.reporter).await?;
+        *peers = admitted.peers;
+        if admitted.is_name_required {
+            let (files, ca) = (self.member.files.clone(), prepared.credentials.ca.clone());
+            let name = spawn_blocking(move || {
+                files::require_peer_name(&files, &ca)?;
+                files::load_required_name(&files, &ca)
+            });
+            let failed = ConsensusError::backend("record which name the peer port requires");
+            prepared.required_name = name.await.map_err(failed)??;
+        }
         self.reporter.report_starting_again();
-        Ok(Some(total))
+        Ok(Some(admitted.store_bytes))
     }
 
     /// Serves with a running etcd, until it is canceled.
@@ -307,13 +317,11 @@ impl MemberRun<'_> {
         // A learner is ready for etcd, but serves no linearizable reads until it is promoted.
         wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
-        let peers = PeerClient::new(&prepared.credentials)
-            .map_err(ConsensusError::backend("use the member's credentials"))?;
         // Before anything else is written: a cluster whose CA is not saved is discarded at the next start.
         let pending_ca = prepared.pending_ca.take();
         let mut cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials, &voter).await?;
         let maintenance = Arc::new(EtcdMaintenance::new(kv.clone()));
-        let members = EtcdMembers { kv, peers };
+        let members = EtcdMembers { kv, peers: health.peers.clone() };
         let sealing = CaSealing::new(Arc::clone(&root), Arc::new(members.clone()), Arc::clone(&voter));
         sealing.publish_key(&prepared.credentials).await.map_err(ConsensusError::Ca)?;
         let joins = matches!(prepared.initial_cluster, InitialCluster::Existing { .. });
@@ -324,9 +332,18 @@ impl MemberRun<'_> {
         }
         // The others check the certificate when they connect, so it must precede the list that leads them
         // here.
-        address_change::ensure_certificate(&cluster_ca, self.member, prepared).await?;
+        let is_name_required = prepared.required_name.is_some();
+        if let Some(renewed) = address_change::ensure_certificate(&cluster_ca, self.member, prepared).await? {
+            // A member that requires the name, or the address, admits the former one no more.
+            let failed = ConsensusError::backend("use the member's new credentials");
+            members.peers.renew(&renewed).map_err(failed)?;
+            sealing.publish_key(&renewed).await.map_err(ConsensusError::Ca)?;
+        }
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, cluster_ca.ca_certificate(), health)?;
+        if !is_name_required {
+            self.run_peer_names(&root, &sealing, cluster_ca.ca_certificate(), health)?;
+        }
         let keeper = Arc::clone(&maintenance);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
@@ -392,6 +409,20 @@ impl MemberRun<'_> {
         let removed = spawn_blocking(move || files::remove_pending_ca(&files)).await;
         removed.map_err(ConsensusError::backend("remove the saved CA from the disk"))??;
         Ok(cluster_ca)
+    }
+
+    fn run_peer_names(
+        &self,
+        root: &Arc<dyn KvStore>,
+        sealing: &CaSealing,
+        ca: &Certificate,
+        health: &HealthWatch,
+    ) -> Result<(), Failure> {
+        let (root, sealing, ca) = (Arc::clone(root), sealing.clone(), ca.clone());
+        let (files, report) = (self.member.files.clone(), health.watch_report());
+        let names = PeerNames { root, sealing, ca, files, report, open: health.open_peer_port.clone() };
+        self.ctx.run_child("peer-name", move |ctx| names.clone().require(ctx))?;
+        Ok(())
     }
 
     fn run_children(

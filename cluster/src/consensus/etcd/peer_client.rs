@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use nodekeel_localstorage::pki::{Certificate, Credentials};
@@ -20,6 +20,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 use super::start_number::StartNumber;
 use crate::consensus::{Member, MemberId, PeerUrl};
+use crate::pki::has_peer_name;
 #[cfg(any(test, feature = "testing"))]
 use {
     super::join_verdict::Verdict, super::peer_server::PeerQuestion, crate::consensus::Peer,
@@ -36,9 +37,13 @@ pub(super) const SEEN_HEADER: &str = "X-Nodekeel-Start-Seen";
 /// The longest answer that is read: a list of many more members than etcd supports.
 const MAX_ANSWER: usize = 1 << 20;
 
-/// A client of members' peer ports, with this member's credentials.
+/// A client of members' peer ports, with this member's credentials. Its copies have the same.
 #[derive(Clone)]
-pub(super) struct PeerClient(TlsConnector);
+pub(super) struct PeerClient {
+    tls: Arc<RwLock<TlsConnector>>,
+    /// The name that the certificate of each member must have, if it must.
+    required_name: Option<String>,
+}
 
 /// A connection to a member, for short answers.
 pub(super) struct PeerConnection {
@@ -84,7 +89,21 @@ impl PeerClient {
     ///
     /// # Errors
     /// The credentials are not valid for TLS.
-    pub(super) fn new(credentials: &Credentials) -> io::Result<PeerClient> {
+    pub(super) fn new(credentials: &Credentials, required_name: Option<String>) -> io::Result<PeerClient> {
+        let tls = Arc::new(RwLock::new(PeerClient::connector(credentials)?));
+        Ok(PeerClient { tls, required_name })
+    }
+
+    /// Connects with these credentials from now on, in each copy.
+    ///
+    /// # Errors
+    /// The credentials are not valid for TLS.
+    pub(super) fn renew(&self, credentials: &Credentials) -> io::Result<()> {
+        *self.tls.write().unwrap_or_else(PoisonError::into_inner) = PeerClient::connector(credentials)?;
+        Ok(())
+    }
+
+    fn connector(credentials: &Credentials) -> io::Result<TlsConnector> {
         let roots = root_store(&credentials.ca)?;
         let (chain, key) = identity(credentials)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -94,7 +113,7 @@ impl PeerClient {
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
             .map_err(io::Error::other)?;
-        Ok(PeerClient(TlsConnector::from(Arc::new(config))))
+        Ok(TlsConnector::from(Arc::new(config)))
     }
 
     /// Returns whether the member of this name answers at its peer URL.
@@ -117,8 +136,16 @@ impl PeerClient {
     /// It does not accept one, or is another.
     pub(super) async fn connect(&self, name: &str, url: &PeerUrl) -> io::Result<PeerConnection> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-        let stream = self.0.connect(server, connect(url).await?).await?;
-        Ok(PeerConnection { stream, name: name.to_owned() })
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let stream = tls.connect(server, connect(url).await?).await?;
+        let connection = PeerConnection { stream, name: name.to_owned() };
+        let is_peer = |required: &String| {
+            connection.certificate().is_some_and(|certificate| has_peer_name(&certificate, required))
+        };
+        match self.required_name.as_ref().is_none_or(is_peer) {
+            true => Ok(connection),
+            false => Err(io::Error::other("its certificate is not that of a member")),
+        }
     }
 
     /// The hash of the member's data at a revision.

@@ -1,5 +1,5 @@
-//! Answers at the peer port of a member whose etcd does not run: questions of other members, over mutual TLS and with the list of
-//! revoked certificates, as etcd serves them there.
+//! Answers at the peer port of a member whose etcd does not run: questions of other members, over mutual TLS, with the list of
+//! revoked certificates and the name that a certificate must have, as etcd serves them there.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use super::local_member::LocalMember;
 use super::peer_client::{identity, is_complete, root_store, split_message};
 use super::retry_pause::RetryPause;
 use crate::consensus::ConsensusError;
-use crate::pki::SubjectNames;
+use crate::pki::{SubjectNames, has_peer_name};
 
 /// The timeout of a connection: a handshake and one question.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,6 +34,8 @@ pub(super) struct PeerServer {
     socket: SocketAddr,
     tls: TlsAcceptor,
     revoked: Option<RevocationList>,
+    /// The name that a certificate must have, if it must.
+    required_name: Option<String>,
 }
 
 /// A question, and who asks.
@@ -60,6 +62,7 @@ impl PeerServer {
     pub(super) fn new(
         member: LocalMember<'_>,
         credentials: &Credentials,
+        required_name: Option<String>,
     ) -> Result<PeerServer, ConsensusError> {
         let tls = server_config(credentials)
             .map_err(ConsensusError::backend("answer other members with the member's credentials"))?;
@@ -67,7 +70,7 @@ impl PeerServer {
         let revoked =
             member.files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?;
         let socket = SocketAddr::new(member.address, member.config.peer_port);
-        Ok(PeerServer { socket, tls: TlsAcceptor::from(Arc::new(tls)), revoked })
+        Ok(PeerServer { socket, tls: TlsAcceptor::from(Arc::new(tls)), revoked, required_name })
     }
 
     /// Answers until it is dropped. A question without an answer gets an error.
@@ -96,6 +99,11 @@ impl PeerServer {
         }
     }
 
+    fn admits(&self, peer: &Certificate) -> bool {
+        self.revoked.as_ref().is_some_and(|list| !list.is_revoked(peer))
+            && self.required_name.as_ref().is_none_or(|name| has_peer_name(peer, name))
+    }
+
     async fn answer_one(
         &self,
         stream: TcpStream,
@@ -104,10 +112,7 @@ impl PeerServer {
         let mut stream = self.tls.accept(stream).await?;
         let peer = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let peer = peer.and_then(|peer| Certificate::from_der(peer).ok());
-        let Some(peer) = peer.filter(|peer| self.revoked.as_ref().is_some_and(|list| !list.is_revoked(peer)))
-        else {
-            return Ok(());
-        };
+        let Some(peer) = peer.filter(|peer| self.admits(peer)) else { return Ok(()) };
         let mut message = Vec::new();
         while !is_complete(&message, Some(0)) && message.len() < MAX_QUESTION {
             if stream.read_buf(&mut message).await? == 0 {

@@ -149,12 +149,14 @@ impl EtcdRecovery {
         let read = spawn_blocking(move || {
             let facts = read_disk(&files, &files::pki_dirs(&files)?.start, &name)?;
             let opens_ca_key = files::opens_ca_key(&files, &name)?;
-            Ok::<_, ConsensusError>((facts, load_credentials(&files)?, opens_ca_key))
+            let credentials = load_credentials(&files)?;
+            let required_name = files::load_required_name(&files, &credentials.ca)?;
+            let client = PeerClient::new(&credentials, required_name)
+                .map_err(ConsensusError::backend("use the member's credentials"))?;
+            Ok::<_, ConsensusError>((facts, client, opens_ca_key))
         });
         let read = read.await.map_err(ConsensusError::backend("read the member's data"))?;
-        let (DiskFacts { start, members }, credentials, opens_ca_key) = read?;
-        let client =
-            PeerClient::new(&credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
+        let (DiskFacts { start, members }, client, opens_ca_key) = read?;
         // A running etcd has written more than can be read next to it.
         let this = PeerUrl::new(self.address, self.config.peer_port);
         let members = client.list_entries(self.name.as_str(), &this).await.unwrap_or(members);

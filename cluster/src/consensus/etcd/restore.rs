@@ -122,6 +122,7 @@ impl MemberRun<'_> {
 fn store_pki(files: &EtcdDir, restored: &RestoredPki) -> Result<(), ConsensusError> {
     files.store_revocation_list(&restored.revoked).map_err(ConsensusError::Credentials)?;
     files::remove_restore_pki(files)?;
+    files::require_peer_name(files, &restored.member.ca)?;
     files::store_member_credentials(files, &restored.member)
 }
 

@@ -233,10 +233,10 @@ impl MemberStart<'_> {
         if decide_start(facts.start, &voters, &seen) == StartDecision::Start {
             return Ok(());
         }
-        let client = PeerClient::new(&self.prepared.credentials)
-            .map_err(ConsensusError::backend("use the member's credentials"))?;
+        let client = self.prepared.peer_client()?;
         let (sender, mut answers) = mpsc::unbounded_channel();
-        let server = PeerServer::new(self.member, &self.prepared.credentials)?;
+        let required_name = self.prepared.required_name.clone();
+        let server = PeerServer::new(self.member, &self.prepared.credentials, required_name)?;
         let witness = Witness::new(&facts.members)?;
         let asking = ask_all(&client, name, &others, &sender);
         let answering = server.serve(|question| witness.answer(question, &sender));

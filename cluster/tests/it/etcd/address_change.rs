@@ -44,9 +44,8 @@ pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: 
         "a certificate that can't be revoked"
     );
     // One that doesn't know the member's name checks the address.
-    let client =
-        cluster_ca.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).await.unwrap();
-    fixture.ask(&client).await.unwrap();
+    let spec = CertificateSpec::for_member("other".parse().unwrap(), fixture.address());
+    fixture.ask(&cluster_ca.issue_credentials(&spec).await.unwrap()).await.unwrap();
 }
 
 async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, ClusterAccess) {

@@ -11,6 +11,7 @@ use nodekeel_cluster::pki::{
     CA_CERT_PATH, CA_KEY_PATH, CaError, CertificateSpec, ClusterCa, PendingCa, SEAL_PREFIX, SEALED_KEY_PATH,
     Voter,
 };
+use nodekeel_localstorage::pki::Credentials;
 use nodekeel_localstorage::tree::PkiDir;
 use rstest::rstest;
 use tokio::time::timeout;
@@ -28,13 +29,18 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// Gives a member the CA of the cluster that it will create, and returns its private key: 32 bytes, the seed.
-fn give_ca(fixture: &EtcdFixture) -> Vec<u8> {
+/// Gives a member the CA of the cluster that it will create.
+pub(super) fn give_ca(fixture: &EtcdFixture) -> Credentials {
     let ca = PendingCa::generate().unwrap().to_credentials().unwrap();
     let placed: NewCa = fixture.data.etcd.add_layout().unwrap();
     placed.ca.store_credentials(&ca).unwrap();
+    ca
+}
+
+/// The same, and returns its private key: 32 bytes, the seed.
+fn give_ca_of_seed(fixture: &EtcdFixture) -> Vec<u8> {
     // *Source:* RFC 8410, section 7.
-    ca.key.expose_pkcs8()[16..48].to_vec()
+    give_ca(fixture).key.expose_pkcs8()[16..48].to_vec()
 }
 
 /// The private key as the first release stored it.
@@ -127,7 +133,7 @@ async fn a_ticket_before_and_after_its_use_and_a_snapshot_have_no_private_key_of
     // The name of a node, which can be removed by it.
     let name = format!("nodekeel-{}", "ab".repeat(16));
     let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, &name));
-    let seed = give_ca(&first);
+    let seed = give_ca_of_seed(&first);
     let mut node = first.run(first.bootstrap_options());
     let one = node.wait_running().await;
     let start = add_member(&second, &first, &one).await;
@@ -180,7 +186,7 @@ async fn the_private_key_of_an_earlier_release_is_sealed_by_the_last_upgrade_and
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
     let fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
-    let seed = give_ca(&fixtures[0]);
+    let seed = give_ca_of_seed(&fixtures[0]);
     let members = three_members(&fixtures).await;
     unseal(&members[0].1, &seed).await;
     assert!(has(&snapshot(&members[0].1).await, &seed), "the first release has it in its snapshots");
@@ -217,7 +223,7 @@ async fn a_member_killed_at_any_time_while_it_seals_the_private_key_completes_it
     #[values(Debian, Newest)] version: EtcdVersion,
 ) {
     let fixture = EtcdFixture::new(version, "one");
-    let seed = give_ca(&fixture);
+    let seed = give_ca_of_seed(&fixture);
     let mut node = fixture.run(fixture.bootstrap_options());
     node.wait_running().await;
     let (mut sealed_by_then, mut kills) = (0, 0);

@@ -22,12 +22,11 @@ async fn a_revoked_certificate_is_rejected_once_the_crl_is_on_the_disk(
     let (fixture, node, running) = started_member(version).await;
     let cluster_ca = running.load_ca().await.unwrap();
     let ca = cluster_ca.ca_certificate();
-    let client = cluster_ca
-        .issue_credentials(&CertificateSpec::for_client("revoketest".parse().unwrap()))
-        .await
-        .unwrap();
-    let other =
-        cluster_ca.issue_credentials(&CertificateSpec::for_client("stays".parse().unwrap())).await.unwrap();
+    let issue = async |name: &str| {
+        let spec = CertificateSpec::for_member(name.parse().unwrap(), fixture.address());
+        cluster_ca.issue_credentials(&spec).await.unwrap()
+    };
+    let (client, other) = (issue("revoketest").await, issue("stays").await);
     fixture.ask(&client).await.unwrap();
     cluster_ca.revoke_name("revoketest").await.unwrap();
     fixture.wait_revoked(ca, std::slice::from_ref(&client.certificate));

@@ -43,7 +43,8 @@ async fn member_ids(voter: &Voter) -> BTreeSet<MemberId> {
 /// Credentials of this name, issued by the voter's cluster.
 async fn issue(voter: &Voter, name: &str) -> Credentials {
     let cluster_ca = retried(async || voter.access().await.load_ca().await).await;
-    cluster_ca.issue_credentials(&CertificateSpec::for_client(name.parse().unwrap())).await.unwrap()
+    let spec = CertificateSpec::for_member(name.parse().unwrap(), voter.address().into());
+    cluster_ca.issue_credentials(&spec).await.unwrap()
 }
 
 /// Waits until the voter's etcd refuses these credentials.
