@@ -6,6 +6,7 @@ mod cluster;
 mod etcd_fixture;
 mod kills;
 mod lifecycle;
+mod peer_name;
 mod peer_question;
 mod rejections;
 mod restored_copy;
