@@ -1,5 +1,6 @@
 //! What each member of a cluster reports of itself, as this node's member sees it.
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use super::{Member, PeerUrl};
@@ -23,10 +24,10 @@ pub struct ClusterReport {
 pub enum OpenPeerPort {
     /// There are certificates of a release that gave members no name of their own.
     Unnamed {
-        /// The members with such a certificate, by their names, or by their URLs if they have not started.
-        members: Vec<String>,
-        /// The URLs of unused tickets with such a certificate.
-        tickets: Vec<PeerUrl>,
+        /// The names of members that have not published a certificate with one.
+        members: BTreeSet<String>,
+        /// The URLs of unused tickets with such a certificate, and of members that have not started.
+        tickets: BTreeSet<PeerUrl>,
     },
     /// No member and no ticket has such a certificate any more: from the next start on, the member's etcd requires the name.
     Restart,

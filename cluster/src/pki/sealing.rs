@@ -15,7 +15,7 @@ use super::{
 };
 use crate::age::Recipient;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvStore, ListWatcher, Txn, TxnOp};
-use crate::consensus::{ClusterMembers, MembershipError, StoreMaintenance};
+use crate::consensus::{ClusterMembers, Member, MembershipError, StoreMaintenance};
 
 /// Prefix of the records of the voters' keys, by the names of their members.
 const VOTERS_PREFIX: &str = "/etcd-ca/seal/voters/";
@@ -119,11 +119,11 @@ impl CaSealing {
         })
     }
 
-    /// The members that have not published a certificate with the [`peer_name`]: by their names, or URLs if they have not started.
+    /// The members that have not published a certificate with the [`peer_name`].
     ///
     /// # Errors
     /// Those of [`has_other_opener`](Self::has_other_opener).
-    pub(crate) async fn list_unnamed_members(&self) -> Result<Vec<String>, CaError> {
+    pub(crate) async fn list_unnamed_members(&self) -> Result<Vec<Member>, CaError> {
         let state = self.read_state().await?;
         let ca = state.values.certificate()?;
         let (revoked, name) = (state.values.revocation_list(&ca)?, peer_name(&ca));
@@ -133,12 +133,9 @@ impl CaSealing {
         };
         let named = state.named_records().filter(|(member, record)| is_named(member, record));
         let named: BTreeSet<_> = named.map(|(member, _)| member).collect();
-        let members = self.members.list_members().await.map_err(members_error)?;
-        let unnamed = members
-            .into_iter()
-            .filter(|member| !member.name.as_deref().is_some_and(|member| named.contains(member)));
-        let names = unnamed.map(|member| member.name.unwrap_or_else(|| member.peer_urls.concat()));
-        Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
+        let mut members = self.members.list_members().await.map_err(members_error)?;
+        members.retain(|member| !member.name.as_deref().is_some_and(|member| named.contains(member)));
+        Ok(members)
     }
 
     async fn follow_voters(&self, maintenance: &dyn StoreMaintenance) -> Result<Infallible, CaError> {

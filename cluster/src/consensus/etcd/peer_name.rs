@@ -11,6 +11,7 @@
 //! etcd requires the name from its next start on. A member that joins is told with its admission, before its first start. A new
 //! cluster has the key from its creation on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use nodekeel_localstorage::pki::Certificate;
@@ -64,16 +65,20 @@ impl PeerNames {
         while !is_required(&*self.root, &self.ca).await? {
             // In this order: a node is listed before its ticket is deleted.
             let stored = self.root.range(unused_tickets()).await?.kvs;
-            let tickets: Vec<PeerUrl> =
-                stored.iter().filter_map(|ticket| find_unnamed_ticket(ticket, &name)).collect();
-            let members = self.sealing.list_unnamed_members().await?;
-            if members.is_empty() && tickets.is_empty() {
+            let tickets = stored.iter().filter_map(|ticket| find_unnamed_ticket(ticket, &name));
+            let unnamed = self.sealing.list_unnamed_members().await?;
+            // One without a name has not started: its ticket is not used up.
+            let unstarted = unnamed.iter().filter(|member| member.name.is_none());
+            let unstarted = unstarted.flat_map(|member| &member.peer_urls).filter_map(|url| url.parse().ok());
+            let tickets: BTreeSet<PeerUrl> = tickets.chain(unstarted).collect();
+            if unnamed.is_empty() && tickets.is_empty() {
                 self.root.put(PEER_NAME_PATH.as_bytes(), name.as_bytes()).await?;
                 tracing::info!(
                     "the peer ports of the cluster admit members alone, each from its next start on"
                 );
                 continue;
             }
+            let members: BTreeSet<_> = unnamed.into_iter().filter_map(|member| member.name).collect();
             self.open.send_replace(Some(OpenPeerPort::Unnamed { members, tickets }));
             tokio::select! {
                 update = issued.next_update() => drop(update?),

@@ -1,5 +1,6 @@
 //! Who is served at the peer port: members, and no other certificate of their CA.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
@@ -106,7 +107,7 @@ async fn wait_port(access: &ClusterAccess, expected: Option<OpenPeerPort>) {
 
 fn unnamed_members(members: &[&str]) -> Option<OpenPeerPort> {
     let members = members.iter().map(|member| (*member).to_owned()).collect();
-    Some(OpenPeerPort::Unnamed { members, tickets: Vec::new() })
+    Some(OpenPeerPort::Unnamed { members, tickets: BTreeSet::new() })
 }
 
 #[rstest]
@@ -174,7 +175,7 @@ async fn members_of_the_former_release_are_upgraded_one_by_one_and_then_serve_me
         accesses.push(run.as_mut().unwrap().wait_running().await);
     }
     for access in &accesses {
-        wait_port(access, unnamed_members(&["three", "two"])).await;
+        wait_port(access, unnamed_members(&["two", "three"])).await;
     }
     for fixture in &fixtures {
         assert!(is_served(fixture, &client).await, "the former release serves it");
@@ -263,7 +264,7 @@ async fn an_unused_ticket_of_the_former_release_keeps_the_peer_port_open_until_i
     make_disk_former(&fixture, &ca);
     let mut node = fixture.run(fixture.restart_options());
     let one = node.wait_running().await;
-    let waits = OpenPeerPort::Unnamed { members: Vec::new(), tickets: vec![url.clone()] };
+    let waits = OpenPeerPort::Unnamed { members: BTreeSet::new(), tickets: [url.clone()].into() };
     wait_port(&one, Some(waits)).await;
     let issuer = GoldenTicketIssuer::new(one.clone(), DEFAULT_NODE_PREFIX).unwrap();
     // A ticket of this release, at another URL, keeps nothing.
