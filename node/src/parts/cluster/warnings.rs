@@ -1,10 +1,11 @@
 //! Warnings about a cluster in which the node takes part.
 
-use nodekeel_cluster::consensus::{ClusterReport, Member, MemberId, PeerUrl};
+use nodekeel_cluster::consensus::{ClusterReport, Member, MemberId, OpenPeerPort, PeerUrl};
 use nodekeel_cluster::enrolment::ClusterNode;
 use prost_types::Timestamp;
 
 use crate::health::{HealthCondition, format_bytes};
+use crate::program_name::program_name;
 
 /// The used part of the quota from which on there is a warning.
 const FULL_PERCENT: u64 = 80;
@@ -45,6 +46,7 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
             .since(Some(since))
             .hint("start the other voters, and upgrade all to one release of etcd: until then nobody sees damage to it")
     }));
+    found.extend(report.open_peer_port.as_ref().map(peer_port_warning));
     let own = report.members.iter().find(|report| report.member.id == this);
     let store = own.and_then(|own| own.facts.as_ref()?.store.as_ref());
     if let Some((store, quota)) = store.and_then(|store| Some((store, store.quota_bytes?)))
@@ -60,6 +62,33 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
         );
     }
     found
+}
+
+/// The reason for which etcd's peer port admits certificates that are no member's.
+fn peer_port_warning(open: &OpenPeerPort) -> HealthCondition {
+    let (reason, hint) = match open {
+        OpenPeerPort::Unnamed { members, tickets } => {
+            let members = members.iter().map(|name| {
+                let reason = format!("{name} has published none with the name of a member");
+                (
+                    reason,
+                    format!("upgrade and start {name}, or, if it is lost, `nodectl cluster remove {name}`"),
+                )
+            });
+            let tickets = tickets.iter().map(|url| {
+                let hint = format!("let it join, or revoke it with `{}`", url.revoke_command());
+                (format!("no node has joined by the ticket for {url} yet"), hint)
+            });
+            let (reasons, hints): (Vec<_>, Vec<_>) = members.chain(tickets).unzip();
+            (reasons.join(", and "), hints.join("; "))
+        }
+        _ => {
+            let hint = format!("restart {} here, while the other voters answer", program_name());
+            ("its etcd was started before all members had a name".to_owned(), hint)
+        }
+    };
+    let problem = format!("admits each certificate of the cluster, not members alone: {reason}");
+    HealthCondition::warning("etcd's peer port", problem).hint(hint)
 }
 
 /// A warning as a line.
@@ -127,6 +156,25 @@ mod tests {
               upgrade all to one release of etcd: until then nobody sees damage to it"
             ]
         );
+    }
+
+    #[test]
+    fn an_open_peer_port_is_a_warning_with_its_reason_and_a_command() {
+        let line = |open| {
+            let mut report = ClusterReport::default();
+            report.open_peer_port = Some(open);
+            cluster_warnings(&report, MemberId(1)).iter().map(warning_text).collect::<Vec<_>>().join("|")
+        };
+        let tickets = ["https://10.0.0.9:7834".parse().unwrap()].into();
+        assert_eq!(
+            line(OpenPeerPort::Unnamed { members: ["n2".to_owned()].into(), tickets }),
+            "etcd's peer port admits each certificate of the cluster, not members alone: n2 has published none with the name of a \
+             member, and no node has joined by the ticket for https://10.0.0.9:7834 yet; upgrade and start n2, or, if it is lost, \
+             `nodectl cluster remove n2`; let it join, or revoke its ticket with `nodectl cluster ticket revoke --address 10.0.0.9 \
+             --port 7834`"
+        );
+        let restart = line(OpenPeerPort::Restart);
+        assert!(restart.contains("was started before all members had a name; restart "), "{restart}");
     }
 
     #[test]
