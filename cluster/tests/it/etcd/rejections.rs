@@ -46,11 +46,12 @@ async fn only_certificates_of_the_ca_are_served(#[values(Debian, Newest)] versio
     let at = (fixture.address(), fixture.peer_port()).into();
     assert!(ask_peer(at, ca, None, "/version").await.is_err(), "one without a certificate was served");
     let mut foreign = PendingCa::generate().unwrap();
-    let client = foreign.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).unwrap();
-    assert!(ask_peer(at, ca, Some(&client), "/version").await.is_err(), "one of another CA was served");
-    let client = CertificateSpec::for_client("client".parse().unwrap());
-    let client = cluster_ca.issue_credentials(&client).await.unwrap();
-    fixture.ask(&client).await.expect("one of the CA is served");
+    let member = CertificateSpec::for_member("member".parse().unwrap(), fixture.address());
+    let member = foreign.issue_credentials(&member).unwrap();
+    assert!(ask_peer(at, ca, Some(&member), "/version").await.is_err(), "one of another CA was served");
+    let member = CertificateSpec::for_member("member".parse().unwrap(), fixture.address());
+    let member = cluster_ca.issue_credentials(&member).await.unwrap();
+    fixture.ask(&member).await.expect("one of the CA is served");
     node.stop().await;
 }
 
