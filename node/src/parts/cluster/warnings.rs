@@ -4,8 +4,8 @@ use nodekeel_cluster::consensus::{ClusterReport, Member, MemberId, OpenPeerPort,
 use nodekeel_cluster::enrolment::ClusterNode;
 use prost_types::Timestamp;
 
+use super::DN;
 use crate::health::{HealthCondition, format_bytes};
-use crate::program_name::program_name;
 
 /// The used part of the quota from which on there is a warning.
 const FULL_PERCENT: u64 = 80;
@@ -76,14 +76,14 @@ fn peer_port_warning(open: &OpenPeerPort) -> HealthCondition {
                 )
             });
             let tickets = tickets.iter().map(|url| {
-                let hint = format!("let it join, or revoke it with `{}`", url.revoke_command());
+                let hint = format!("let its node join, or revoke it with `{}`", url.revoke_command());
                 (format!("no node has joined by the ticket for {url} yet"), hint)
             });
             let (reasons, hints): (Vec<_>, Vec<_>) = members.chain(tickets).unzip();
             (reasons.join(", and "), hints.join("; "))
         }
         _ => {
-            let hint = format!("restart {} here, while the other voters answer", program_name());
+            let hint = format!("`nodectl restart {DN}` here, while the other voters answer");
             ("its etcd was started before all members had a name".to_owned(), hint)
         }
     };
@@ -170,11 +170,15 @@ mod tests {
             line(OpenPeerPort::Unnamed { members: ["n2".to_owned()].into(), tickets }),
             "etcd's peer port admits each certificate of the cluster, not members alone: n2 has published none with the name of a \
              member, and no node has joined by the ticket for https://10.0.0.9:7834 yet; upgrade and start n2, or, if it is lost, \
-             `nodectl cluster remove n2`; let it join, or revoke its ticket with `nodectl cluster ticket revoke --address 10.0.0.9 \
+             `nodectl cluster remove n2`; let its node join, or revoke it with `nodectl cluster ticket revoke --address 10.0.0.9 \
              --port 7834`"
         );
         let restart = line(OpenPeerPort::Restart);
-        assert!(restart.contains("was started before all members had a name; restart "), "{restart}");
+        assert!(
+            restart
+                .contains("was started before all members had a name; `nodectl restart root.cluster` here"),
+            "{restart}"
+        );
     }
 
     #[test]
