@@ -94,6 +94,16 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
     });
     assert!(has(b"/etcd-ca/seal/ca-key.age").unwrap());
 
+    // Its peer port admits each certificate of the CA while a ticket of that release is unused, whose certificate has no name.
+    let warns = |command: &str| {
+        wait(command, || {
+            let status = noded.ask(&["cluster", "status"]);
+            anyhow::ensure!(status.contains(command), "{status}");
+            Ok(())
+        });
+    };
+    warns("`nodectl cluster ticket revoke --address 127.0.0.1 --port 11835`");
+
     // A node with an unused ticket of the first release joins by the learner that is listed for it, and gets its vote:
     // the ticket is not requested again.
     let second = ScratchDir::new().unwrap();
@@ -110,6 +120,13 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
             serde_json::from_str(&noded.nodectl(&["-o", "json", "cluster", "members"]).stdout)?;
         let voters = members.as_array().into_iter().flatten().filter(|member| member["learner"] == false);
         anyhow::ensure!(voters.count() == 2, "{members}");
+        Ok(())
+    });
+    warns("`nodectl restart root.cluster`");
+    noded.ask(&["restart", "root.cluster", "--wait"]);
+    wait("a peer port for members alone", || {
+        let status = noded.ask(&["cluster", "status"]);
+        anyhow::ensure!(status.starts_with("Running") && !status.contains("peer port"), "{status}");
         Ok(())
     });
     second.stop();
