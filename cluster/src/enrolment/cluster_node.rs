@@ -367,6 +367,21 @@ impl ClusterNode {
         }
     }
 
+    /// Waits until the node does not take part in its cluster, and returns the [condition](Self::condition) that keeps it from that;
+    /// at once if it does not.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again.
+    pub async fn wait_condition(&self) -> Arc<str> {
+        let mut published = self.0.published.subscribe();
+        let takes_part =
+            |now: &PublishedState| matches!(now.state, EnrolmentState::Running(_)) && now.condition.is_none();
+        // The sender exists as long as this handle.
+        let _ = published.wait_for(|now| !takes_part(now)).await;
+        let phase = || format!("its enrolment is {}", self.current_state().phase()).into();
+        self.condition().unwrap_or_else(phase)
+    }
+
     /// The node's membership in its cluster.
     ///
     /// # Errors

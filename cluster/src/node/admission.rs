@@ -12,7 +12,7 @@ use thiserror::Error;
 use zeroize::Zeroizing;
 
 use super::golden_ticket::{parse_field, parse_peer, peer_message};
-use super::{GoldenTicket, JoinSecret, JoinTicketId, NodeId, TicketError, wire};
+use super::{GoldenTicket, JoinSecret, JoinTicketId, NodeApi, NodeId, TicketError, wire};
 use crate::consensus::{Peer, PeerUrl};
 #[cfg(feature = "etcd")]
 use crate::pki::has_peer_name;
@@ -27,17 +27,20 @@ pub enum JoinRole {
     /// A voter of the cluster.
     #[default]
     Voter,
+    /// A node of the cluster without a member: it takes part by the API of the voters.
+    Worker,
 }
 
 /// A word that is no role that a node can have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("nodes of the role {0:?} are not supported: use voter")]
+#[error("nodes of the role {0:?} are not supported: use voter or worker")]
 pub struct InvalidJoinRole(String);
 
 impl fmt::Display for JoinRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Voter => f.write_str("voter"),
+            Self::Worker => f.write_str("worker"),
         }
     }
 }
@@ -48,12 +51,13 @@ impl FromStr for JoinRole {
     fn from_str(text: &str) -> Result<Self, InvalidJoinRole> {
         match text {
             "voter" => Ok(Self::Voter),
+            "worker" => Ok(Self::Worker),
             _ => Err(InvalidJoinRole(text.to_owned())),
         }
     }
 }
 
-/// A node's request to be admitted by a join ticket.
+/// The request of a node that is to be a voter, to be admitted by a join ticket.
 ///
 /// Its [signatures](Self::sign) prove that the node has both keys: a certificate proves nothing, since it is public.
 #[derive(Clone, Debug)]
@@ -65,8 +69,6 @@ pub struct EnrolRequest {
     pub secret: JoinSecret,
     /// Where the others will reach the node's member.
     pub url: PeerUrl,
-    /// What the node becomes.
-    pub role: JoinRole,
     /// The certificate of the node's key, from which it gets its name.
     pub node_certificate: Certificate,
     /// A certificate of the member's key, for which the cluster's CA issues another.
@@ -106,13 +108,36 @@ impl EnrolRequest {
             self.ticket.as_bytes(),
             self.node_certificate.public_key().as_bytes(),
             self.member_certificate.public_key().as_bytes(),
-            self.role.to_string().as_bytes(),
-            b"\0",
+            b"voter\0",
             self.url.as_str().as_bytes(),
             b"\0",
             caller.as_bytes(),
         ]
         .concat()
+    }
+}
+
+/// The request of a node that is to be a worker, to be admitted by a join ticket.
+///
+/// The worker has one key: that of its API, by which it calls. The connection proves it.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the voter that answers needs all of it")]
+pub struct WorkerRequest {
+    /// The ticket.
+    pub ticket: JoinTicketId,
+    /// Its secret.
+    pub secret: JoinSecret,
+    /// The certificate of its key, from which it gets its name.
+    pub certificate: Certificate,
+    /// The key by which it calls, and the address of its API.
+    pub api: NodeApi,
+}
+
+impl WorkerRequest {
+    /// Returns whether the certificate is that of the key that calls, and its own.
+    pub(super) fn is_proved(&self) -> bool {
+        *self.certificate.public_key().as_bytes() == self.api.key
+            && self.certificate.is_signed_by(&self.certificate)
     }
 }
 

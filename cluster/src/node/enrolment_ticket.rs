@@ -7,7 +7,7 @@ use prost::Message as _;
 use zeroize::Zeroizing;
 
 use super::admission::{Admission, JoinKeys};
-use super::{EnrolRequest, GoldenTicket, JoinRole, JoinTicket, TicketError, TicketId, wire};
+use super::{EnrolRequest, GoldenTicket, JoinTicket, TicketError, TicketId, wire};
 use crate::consensus::PeerUrl;
 
 /// The ticket in an enrolment configuration.
@@ -93,7 +93,6 @@ impl PendingJoin {
             ticket: self.ticket.id(),
             secret: self.ticket.secret().clone(),
             url,
-            role: JoinRole::Voter,
             node_certificate: keys.node_certificate.clone(),
             member_certificate: CertificateTemplate::default().self_sign(&keys.member)?,
             node_signature: Vec::new(),

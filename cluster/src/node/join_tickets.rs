@@ -1,17 +1,19 @@
 //! The cluster's join tickets: created by an operator, redeemed by new nodes.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nodekeel_localstorage::pki::Certificate;
 use prost::Message as _;
 use thiserror::Error;
 
 use super::admission::Admission;
 use super::ticket_issuer::{TICKETS_NAMESPACE, place_key, root_key};
+use super::workers::new_worker;
 use super::{
-    EnrolRequest, GoldenTicketIssuer, JoinRole, JoinTicket, JoinTicketId, NODES_NAMESPACE, NodeId,
-    TicketError, TicketIssueError, TicketVoter, node_store,
+    EnrolRequest, GoldenTicketIssuer, JoinRole, JoinSecret, JoinTicket, JoinTicketId, NODES_NAMESPACE,
+    NodeId, NodeStoreError, TicketError, TicketIssueError, TicketVoter, WorkerRequest, node_store,
 };
 use crate::consensus::join::invitation_key;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, Txn, TxnOp};
@@ -32,13 +34,14 @@ const ATTEMPTS: usize = 16;
 
 /// The cluster's join tickets.
 ///
-/// The cluster keeps the SHA-256 of a ticket's secret alone. A redeemed ticket leaves the same as a golden ticket, an invitation
-/// at the URL of the node, but without the node's keys, which stay with the node.
+/// The cluster keeps the SHA-256 of a ticket's secret alone. A redeemed ticket of a voter leaves the same as a golden ticket, an
+/// invitation at the URL of the node, but without the node's keys, which stay with the node. One of a worker leaves the worker's
+/// record: the worker is in the cluster.
 ///
 /// # Contract
 /// - The same key and request are answered by the same admission until the node has joined, also after the ticket has expired.
 /// - A ticket admits at most as many nodes as it has uses, and none after it has expired or was revoked.
-/// - A node is admitted at one URL, and only if it has proved its keys.
+/// - A node is admitted at one URL, or a worker at one address, and only if it has proved its keys.
 #[derive(Clone, Debug)]
 pub struct JoinTickets {
     issuer: GoldenTicketIssuer,
@@ -77,6 +80,8 @@ pub struct StoredJoinTicket {
     pub expires: SystemTime,
     /// The number of nodes that it admits.
     pub uses: u32,
+    /// The name of what they become.
+    pub role: String,
     /// The only address of a node that it admits, if it is limited to one.
     pub address: Option<IpAddr>,
     /// True if it was revoked.
@@ -93,7 +98,7 @@ pub struct Redemption {
     pub key: String,
     /// The node.
     pub node: String,
-    /// Where the others reach its member.
+    /// Where the others reach its member, or a worker's API.
     pub url: String,
     /// When it was admitted.
     pub at: SystemTime,
@@ -129,9 +134,21 @@ pub enum EnrolError {
         /// The ticket.
         id: JoinTicketId,
     },
+    /// The ticket is for nodes that become something else.
+    #[error(
+        "join ticket {id} is for a {role}, and this node is a {node}: create one of its role, `nodectl cluster ticket create --role {node}`"
+    )]
+    OtherRole {
+        /// The ticket.
+        id: JoinTicketId,
+        /// The role of the ticket.
+        role: String,
+        /// That of the node.
+        node: JoinRole,
+    },
     /// The ticket is for a node at another address.
     #[error(
-        "join ticket {id} is for a node at {address}, and this one is at {host}: correct cluster.address, or create another ticket"
+        "join ticket {id} is for a node at {address}, and this one is at {host}: correct the address in its configuration, or create another ticket"
     )]
     OtherAddress {
         /// The ticket.
@@ -171,6 +188,17 @@ pub enum EnrolError {
         /// The URL.
         url: PeerUrl,
     },
+    /// The worker of this key is in the cluster, at another address.
+    #[error(
+        "node {node} is in the cluster at {address}: if this machine is a copy of it, remove the key of its API, api/key below its \
+         data directory, and restart it; if its address has changed, type `nodectl cluster remove {node}` on a member"
+    )]
+    WorkerElsewhere {
+        /// The node.
+        node: NodeId,
+        /// The address of its API.
+        address: SocketAddr,
+    },
     /// Others change the same ticket. A retry helps.
     #[error("the join ticket is being changed by others: try again")]
     Contended,
@@ -186,6 +214,9 @@ pub enum EnrolError {
     /// The node's place could not be made.
     #[error("can't admit the node")]
     Issue(#[source] TicketIssueError),
+    /// The record of the worker could not be read or written.
+    #[error("can't admit the worker")]
+    Worker(#[source] NodeStoreError),
     /// The parts of an admission are inconsistent.
     #[error("can't admit the node")]
     Admission(#[source] TicketError),
@@ -197,6 +228,7 @@ impl EnrolError {
         match self {
             Self::Contended | Self::Kv(_) | Self::Admission(_) => false,
             Self::Issue(error) => matches!(error, TicketIssueError::MemberExists { .. }),
+            Self::Worker(error) => matches!(error, NodeStoreError::Conflict { .. }),
             _ => true,
         }
     }
@@ -416,22 +448,8 @@ impl JoinTickets {
         now: SystemTime,
     ) -> Result<Option<Admission>, EnrolError> {
         let (id, url) = (request.ticket, &request.url);
-        let root = self.issuer.running().root_kv();
-        let ticket = root_key(TICKETS_NAMESPACE, &record_key(id));
-        let stored = root.get(ticket.as_bytes()).await.map_err(EnrolError::Kv)?;
-        let mut record = match &stored {
-            Some(stored) => TicketRecord::decode(&*stored.value).map_err(|_| EnrolError::Damaged { id })?,
-            None => TicketRecord::default(),
-        };
-        // Compared also with nothing: both are refused alike.
-        let (true, Some(stored)) = (request.secret.matches(&record.secret_digest), stored) else {
-            return Err(EnrolError::Unknown);
-        };
-        if record.is_revoked {
-            return Err(EnrolError::Revoked { id });
-        }
-        let node = NodeId::from_key(self.issuer.prefix(), &request.node_certificate.public_key());
-        let node = node.map_err(|error| EnrolError::Issue(TicketIssueError::NodeName(error)))?;
+        let (stored, mut record) = self.load_record(id, &request.secret, JoinRole::Voter).await?;
+        let node = self.node_name(&request.node_certificate)?;
         let is_new = self.check_new(&node, url).await?;
         self.issuer.check_free(url).await.map_err(EnrolError::Issue)?;
         let taken = self.issuer.load_stored(url).await.map_err(EnrolError::Issue)?;
@@ -457,12 +475,107 @@ impl JoinTickets {
         let mut redeem = Txn::new()
             .when(Compare::key_unchanged(&stored))
             .when(Compare::key_absent(place.as_str()))
-            .then(TxnOp::put(ticket, record.encode_to_vec()))
+            .then(TxnOp::put(&*stored.key, record.encode_to_vec()))
             .then(TxnOp::put(place, admission.to_config().to_vec()))
             .then(TxnOp::put(invitation_key(node.as_str()), url.as_str()));
         redeem.when.extend(is_new);
-        let done = root.txn(redeem).await.map_err(EnrolError::Kv)?;
+        let done = self.issuer.running().root_kv().txn(redeem).await.map_err(EnrolError::Kv)?;
         Ok(done.succeeded.then_some(admission))
+    }
+
+    /// Admits a worker that calls by the key of this name, and returns the name of the node. The time is that of the voter.
+    ///
+    /// # Errors
+    /// [`EnrolError`].
+    pub async fn redeem_worker_ticket(
+        &self,
+        key: &str,
+        request: &WorkerRequest,
+        now: SystemTime,
+    ) -> Result<NodeId, EnrolError> {
+        if !request.is_proved() {
+            return Err(EnrolError::Request("its certificate is not that of the key that calls"));
+        }
+        if !is_unicast(request.api.address.ip()) {
+            return Err(EnrolError::Request("its address is none of one machine: correct api.address"));
+        }
+        let node = self.node_name(&request.certificate)?;
+        for _ in 0..ATTEMPTS {
+            if self.try_redeem_worker(key, request, &node, now).await? {
+                return Ok(node);
+            }
+        }
+        Err(EnrolError::Contended)
+    }
+
+    /// False if another change came in between.
+    async fn try_redeem_worker(
+        &self,
+        key: &str,
+        request: &WorkerRequest,
+        node: &NodeId,
+        now: SystemTime,
+    ) -> Result<bool, EnrolError> {
+        let (id, address) = (request.ticket, request.api.address);
+        let (stored, mut record) = self.load_record(id, &request.secret, JoinRole::Worker).await?;
+        match self.issuer.nodes().find_worker(node).await.map_err(EnrolError::Worker)? {
+            // A repeated call, for example after a kill. It uses nothing.
+            Some(known) if known == request.api => return Ok(true),
+            Some(known) => {
+                return Err(EnrolError::WorkerElsewhere { node: node.clone(), address: known.address });
+            }
+            None => record.check_limits(id, address.ip(), now)?,
+        }
+        record.redemptions.push(RedemptionRecord {
+            key: key.to_owned(),
+            node: node.to_string(),
+            url: address.to_string(),
+            at: unix_seconds(now),
+            serial: Vec::new(),
+        });
+        // In one step: the ticket is used exactly if the worker is in the cluster.
+        let redeem = Txn::new()
+            .when(Compare::key_unchanged(&stored))
+            .when(Compare::key_absent(root_key(NODES_NAMESPACE, &node_store::record_key(node))))
+            .then(TxnOp::put(&*stored.key, record.encode_to_vec()));
+        let redeem = new_worker(node, &request.certificate, request.api)
+            .into_iter()
+            .fold(redeem, |redeem, (key, value)| {
+                redeem.then(TxnOp::put(root_key(NODES_NAMESPACE, &key), value))
+            });
+        let done = self.issuer.running().root_kv().txn(redeem).await.map_err(EnrolError::Kv)?;
+        Ok(done.succeeded)
+    }
+
+    /// The stored ticket of this id and secret for this role, unless it was revoked.
+    async fn load_record(
+        &self,
+        id: JoinTicketId,
+        secret: &JoinSecret,
+        role: JoinRole,
+    ) -> Result<(KeyValue, TicketRecord), EnrolError> {
+        let ticket = root_key(TICKETS_NAMESPACE, &record_key(id));
+        let stored = self.issuer.running().root_kv().get(ticket.as_bytes()).await.map_err(EnrolError::Kv)?;
+        let record = match &stored {
+            Some(stored) => TicketRecord::decode(&*stored.value).map_err(|_| EnrolError::Damaged { id })?,
+            None => TicketRecord::default(),
+        };
+        // Compared also with nothing: both are refused alike.
+        let (true, Some(stored)) = (secret.matches(&record.secret_digest), stored) else {
+            return Err(EnrolError::Unknown);
+        };
+        if record.is_revoked {
+            return Err(EnrolError::Revoked { id });
+        }
+        if record.role != role.to_string() {
+            return Err(EnrolError::OtherRole { id, role: record.role, node: role });
+        }
+        Ok((stored, record))
+    }
+
+    fn node_name(&self, certificate: &Certificate) -> Result<NodeId, EnrolError> {
+        let node = NodeId::from_key(self.issuer.prefix(), &certificate.public_key());
+        node.map_err(|error| EnrolError::Issue(TicketIssueError::NodeName(error)))
     }
 
     /// Refuses a node that has joined, or is invited at another URL. Returns what has to hold for that until it is invited.
@@ -559,6 +672,7 @@ impl TicketRecord {
             created: from_unix(self.created),
             expires: from_unix(self.expires),
             uses: self.uses,
+            role: self.role.clone(),
             address: self.address.parse().ok(),
             is_revoked: self.is_revoked,
             redemptions: self.redemptions.iter().map(RedemptionRecord::to_redemption).collect(),
@@ -676,7 +790,6 @@ mod tests {
             ticket: ticket.id(),
             secret: ticket.secret().clone(),
             url: "https://192.0.2.2:7834".parse().unwrap(),
-            role: JoinRole::Voter,
             node_certificate: keys.node_certificate.clone(),
             member_certificate: keys.node_certificate.clone(),
             node_signature: Vec::new(),

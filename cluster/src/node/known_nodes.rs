@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use super::node_store::{RECORD_PREFIX, kv_error, record_key};
 use super::unlock_keys::{UNLOCK_KEYS_PREFIX, keys_key};
-use super::{InvalidRecord, NodeId, NodeStore, NodeStoreError, SecretBytes, wire};
+use super::{InvalidRecord, NodeId, NodeRecord, NodeStore, NodeStoreError, SecretBytes, wire};
 use crate::consensus::kv::{
     Compare, KeyEvent, KeyRange, KeyValue, KvError, ListWatchUpdate, ListWatcher, Txn, TxnOp,
 };
@@ -36,6 +36,8 @@ pub struct NodeApi {
 pub struct KnownNode {
     /// The node.
     pub id: NodeId,
+    /// True if it is a worker, which has no member.
+    pub is_worker: bool,
     /// Its API.
     pub api: NodeApi,
     /// The cluster unlock keys of its volumes, by the UUID of the volume.
@@ -43,11 +45,11 @@ pub struct KnownNode {
 }
 
 impl NodeApi {
-    fn to_bytes(self) -> Vec<u8> {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         wire::NodeApi { key: self.key.to_vec(), address: self.address.to_string() }.encode_to_vec()
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidRecord> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidRecord> {
         let wire = wire::NodeApi::decode(bytes).map_err(|_| InvalidRecord::Api)?;
         let key = wire.key.try_into().map_err(|_| InvalidRecord::Api)?;
         Ok(Self { key, address: wire.address.parse().map_err(|_| InvalidRecord::Api)? })
@@ -139,8 +141,8 @@ impl NodesWatcher {
     fn put(&mut self, KeyValue { key, value, .. }: KeyValue) -> bool {
         let is_below = |prefix: &str| key.starts_with(prefix.as_bytes());
         let value = if is_below(RECORD_PREFIX) {
-            // That there is one counts.
-            Vec::new()
+            // That there is one counts, and whether it is that of a worker.
+            vec![NodeRecord::from_bytes(&value).is_ok_and(|record| record.roles.is_worker()).into()]
         } else if is_below(API_PREFIX) || is_below(UNLOCK_KEYS_PREFIX) {
             value
         } else {
@@ -156,12 +158,15 @@ impl NodesWatcher {
             let name = std::str::from_utf8(key).ok()?.strip_prefix(API_PREFIX)?;
             Some((name.parse::<NodeId>().ok()?, value))
         });
-        let in_cluster = apis.filter(|(id, _)| self.stored.contains_key(record_key(id).as_bytes()));
-        let parsed = in_cluster.filter_map(|(id, value)| {
+        let in_cluster = apis.filter_map(|(id, value)| {
+            let is_worker = *self.stored.get(record_key(&id).as_bytes())? == [1];
+            Some((id, is_worker, value))
+        });
+        let parsed = in_cluster.filter_map(|(id, is_worker, value)| {
             let unreadable = |error: &InvalidRecord| tracing::warn!("node {id} is left out: {error}");
             let api = NodeApi::from_bytes(value).inspect_err(unreadable).ok()?;
             let unlock_keys = self.unlock_keys(&id).inspect_err(unreadable).unwrap_or_default();
-            Some(KnownNode { id, api, unlock_keys })
+            Some(KnownNode { id, is_worker, api, unlock_keys })
         });
         parsed.collect()
     }
@@ -244,7 +249,12 @@ mod tests {
             nodes.record_api(id, api(key)).await.unwrap();
         }
         let mut watcher = nodes.watch_nodes();
-        let known = |id: &NodeId, key| KnownNode { id: id.clone(), api: api(key), unlock_keys: Vec::new() };
+        let known = |id: &NodeId, key| KnownNode {
+            id: id.clone(),
+            is_worker: false,
+            api: api(key),
+            unlock_keys: Vec::new(),
+        };
         assert_eq!(watcher.next_nodes().await.unwrap(), [known(&one, 1), known(&two, 2)]);
         // Another version of a record, and a key of another kind, are no change.
         add_record(&kv, &one).await;

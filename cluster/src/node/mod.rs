@@ -21,8 +21,9 @@ mod secret;
 mod ticket_issuer;
 mod unlock_keys;
 mod wire;
+mod workers;
 
-pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole};
+pub use admission::{EnrolRequest, InvalidJoinRole, JoinRole, WorkerRequest};
 pub use cluster_id::ClusterId;
 #[cfg(any(feature = "etcd", feature = "memory"))]
 pub(crate) use departure::complete_departures;

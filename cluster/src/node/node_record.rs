@@ -74,6 +74,11 @@ impl NodeRoles {
         Ok(())
     }
 
+    /// Returns whether the node is a worker of its cluster: without a member.
+    pub fn is_worker(&self) -> bool {
+        self.consensus_member.is_none() && self.kubernetes_worker.is_some()
+    }
+
     /// The node's name as a consensus member, if it is one.
     pub fn consensus_member(&self) -> Option<&MemberName> {
         self.consensus_member.as_ref()

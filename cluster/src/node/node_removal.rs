@@ -155,6 +155,14 @@ pub enum NodeRemovalError {
         /// The URL of its successor.
         successor: PeerUrl,
     },
+    /// A worker has no place that a successor could get.
+    #[error(
+        "node {node} is a worker: type `nodectl cluster remove {node}`, and join another one, `nodectl cluster ticket create --role worker`"
+    )]
+    Worker {
+        /// The node.
+        node: NodeId,
+    },
     /// The ticket of its successor could not be issued.
     #[error("can't issue the ticket of the successor of node {node}")]
     Successor {
@@ -196,6 +204,7 @@ impl NodeRemovalError {
             | Self::Interrupted { .. }
             | Self::Unknown { .. }
             | Self::NoAddress { .. }
+            | Self::Worker { .. }
             | Self::OtherSuccessor { .. } => false,
             // A refusal names what has to change first.
             Self::Member { source, .. } | Self::PrepareLeave(source) => {
@@ -238,7 +247,7 @@ impl NodeRemover {
 
     /// Removes a node: its member, its certificates, its ticket and its record. A step that fails since the cluster does not
     /// answer is tried again for 20 seconds. The keys of its volume stay, without which
-    /// it could not open it to be reset.
+    /// it could not open it to be reset. Of a worker, nothing stays.
     ///
     /// # Errors
     /// [`NodeRemovalError`]. If the cluster refuses to remove the member, nothing is changed.
@@ -247,6 +256,11 @@ impl NodeRemover {
         let deadline = Instant::now() + RETRY_WITHIN;
         if !retry_until(deadline, || self.is_known(node)).await? {
             return Err(NodeRemovalError::Unknown { node: node.clone() });
+        }
+        if retry_until(deadline, || self.is_worker(node)).await? {
+            let failed = |source| NodeRemovalError::Record { node: node.clone(), source };
+            return retry_until(deadline, async || self.nodes.delete_worker(node).await.map_err(failed))
+                .await;
         }
         // It was to be replaced, and now it is not.
         retry_until(deadline, || self.forget_replacement(node)).await?;
@@ -258,7 +272,8 @@ impl NodeRemover {
     }
 
     /// Removes all other nodes, when this one is the only member of its cluster: those with a record, and those with a certificate
-    /// that is not revoked, also if they have never joined. Returns them. It can be repeated.
+    /// that is not revoked, also if they have never joined. Returns them. The workers stay, which have no copy of the store. It can
+    /// be repeated.
     ///
     /// # Errors
     /// [`NodeRemovalError`].
@@ -276,7 +291,7 @@ impl NodeRemover {
         Ok(nodes.into_iter().collect())
     }
 
-    /// The nodes that have a record or a valid certificate.
+    /// The nodes that have a record or a valid certificate, without the workers.
     async fn list_known(&self, this: &NodeId) -> Result<BTreeSet<NodeId>, NodeRemovalError> {
         let records = self.nodes.list_records().await;
         let records = records.map_err(|source| NodeRemovalError::Record { node: this.clone(), source })?;
@@ -284,7 +299,8 @@ impl NodeRemover {
         let valid = issued.iter().filter(|certificate| !revoked.is_revoked(certificate));
         // Those of other clients have other names.
         let certified = valid.filter_map(|certificate| certificate.common_name()?.parse().ok());
-        Ok(records.into_iter().map(|stored| stored.id).chain(certified).collect())
+        let voters = records.into_iter().filter(|stored| !stored.record.roles.is_worker());
+        Ok(voters.map(|stored| stored.id).chain(certified).collect())
     }
 
     /// The certificates that were issued, and those of them that are revoked.
@@ -404,6 +420,12 @@ impl NodeRemover {
         let is_of_node =
             |certificate: &&Certificate| SubjectNames::from_certificate(certificate).is_named(node.as_str());
         Ok(issued.iter().filter(is_of_node).any(|certificate| !revoked.is_revoked(certificate)))
+    }
+
+    pub(super) async fn is_worker(&self, node: &NodeId) -> Result<bool, NodeRemovalError> {
+        let record = self.nodes.load_record(node).await;
+        let record = record.map_err(|source| NodeRemovalError::Record { node: node.clone(), source })?;
+        Ok(record.is_some_and(|stored| stored.record.roles.is_worker()))
     }
 
     async fn list_members_of(&self, node: &NodeId) -> Result<Vec<Member>, NodeRemovalError> {

@@ -67,6 +67,9 @@ impl NodeReplacer {
         if !self.remover.is_known(node).await? {
             return Err(NodeRemovalError::Unknown { node: node.clone() });
         }
+        if self.remover.is_worker(node).await? {
+            return Err(NodeRemovalError::Worker { node: node.clone() });
+        }
         let own = self.remover.find_peer_url(node).await?;
         match given {
             // Before anything is removed: the ticket would be refused afterwards.

@@ -148,6 +148,10 @@ impl GoldenTicketIssuer {
         &self.running
     }
 
+    pub(super) fn nodes(&self) -> &NodeStore {
+        &self.nodes
+    }
+
     pub(super) fn tickets(&self) -> &dyn KvStore {
         &*self.tickets
     }

@@ -67,7 +67,13 @@ pub const METHODS: &[(&str, Role)] = &[
 ];
 
 /// The methods by which nodes of a cluster call each other, in the order of their definition, and who may call them.
-pub const NODE_METHODS: &[(&str, Callers)] = &[("UnlockKeys", Callers::Nodes), ("Enrol", Callers::Strangers)];
+pub const NODE_METHODS: &[(&str, Callers)] = &[
+    ("UnlockKeys", Callers::Nodes),
+    ("Enrol", Callers::Strangers),
+    ("WatchRecords", Callers::Nodes),
+    // Of its own key alone, also if the cluster has it no more.
+    ("WhoAmI", Callers::Strangers),
+];
 
 /// The paths of the methods before their names.
 const CONTROL: &str = "/nodekeel.control.v1.Control/";
@@ -157,7 +163,9 @@ mod tests {
             assert_eq!(callers_of(path), Callers::Operators(role), "{path}");
         }
         assert_eq!(callers_of("/nodekeel.node.v1.Node/UnlockKeys"), Callers::Nodes);
-        assert_eq!(callers_of("/nodekeel.node.v1.Node/Enrol"), Callers::Strangers);
+        for method in ["Enrol", "WhoAmI"] {
+            assert_eq!(callers_of(&format!("/nodekeel.node.v1.Node/{method}")), Callers::Strangers);
+        }
     }
 
     #[test]

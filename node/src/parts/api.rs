@@ -1,6 +1,7 @@
 //! What the parts of the node know of the API for other machines: its configuration, who may call it, and the other nodes. It is
 //! served by [`api_server`](super::api_server).
 
+pub(super) mod cluster_records;
 pub(super) mod config;
 pub(crate) mod control;
 pub(super) mod enrol;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::tree::LayoutFile;
 use thiserror::Error;
+use tokio::sync::watch;
 use tonic::Extensions;
 
 use self::connections::serve_api;
@@ -109,7 +110,8 @@ impl PlannedRunnable for ApiPlan {
         });
         identities.replace(Source::Nodes, known.iter().map(Peer::identity).collect());
         let ApiConfig { address, cluster_operators, .. } = self.0;
-        let api = Arc::new(Api { address, key, identities, cluster_operators, peers });
+        let records = watch::Sender::default();
+        let api = Arc::new(Api { address, key, identities, cluster_operators, peers, records });
         node.extensions().insert(Arc::clone(&api));
         Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
     }

@@ -64,7 +64,7 @@ pub(crate) enum ClusterCommand {
     /// Works once, on a node that waits for a ticket: the node records it, and refuses a second time. Waits for a node that
     /// is still starting, within the timeout.
     Bootstrap,
-    /// List the members of the cluster
+    /// List the members and workers of the cluster
     Members,
     /// Free room in this node's store
     ///
@@ -89,7 +89,7 @@ pub(crate) enum ClusterCommand {
     /// Remove another node from the cluster
     ///
     /// Also a node that is dead, or that leads. Removes its member, revokes its certificates, and deletes its record. Repeat it
-    /// after an interruption. Refused where the others would lose quorum.
+    /// after an interruption. Refused where the others would lose quorum. Of a worker, it deletes all that the cluster has of it.
     Remove(RemoveArgs),
     /// Replace another node by a new one
     ///
@@ -209,6 +209,14 @@ struct MemberView {
     facts: Option<FactsView>,
     /// Of this node's member: since when its data was compared with that of no other voter; absent if it was at last.
     uncompared_since: Option<String>,
+}
+
+/// What `members` prints as JSON: a worker has a name and an address alone.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum NodeView<'a> {
+    Member(&'a MemberView),
+    Worker { name: String, worker: bool, address: String },
 }
 
 #[derive(Debug, Serialize)]
@@ -383,9 +391,14 @@ async fn bootstrap(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Com
 }
 
 async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-    let members = list_members(api).await?;
+    let (members, workers) = list_nodes(api).await?;
     if printer.is_json {
-        return Ok(printer.print_json(&members)?);
+        let worker = |worker: &v1::Worker| {
+            let (name, address) = (worker.name.clone(), worker.address.clone());
+            NodeView::Worker { name, worker: true, address }
+        };
+        let nodes: Vec<_> = members.iter().map(NodeView::Member).chain(workers.iter().map(worker)).collect();
+        return Ok(printer.print_json(&nodes)?);
     }
     let row = |member: &MemberView| {
         let name = member.name.as_deref().map_or_else(|| "(not started)".to_owned(), escape_control);
@@ -412,14 +425,20 @@ async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), 
         Some(_) => TextStyle::Bad,
         None => TextStyle::Plain,
     };
-    let rows: Vec<_> = members.iter().map(|member| (style(member), row(member))).collect();
+    let worker_row = |worker: &v1::Worker| {
+        let [name, address] = [&worker.name, &worker.address].map(|text| escape_control(text));
+        let none = || "-".to_owned();
+        (TextStyle::Plain, [none(), name, "worker".to_owned(), none(), none(), none(), none(), address])
+    };
+    let members = members.iter().map(|member| (style(member), row(member)));
+    let rows: Vec<_> = members.chain(workers.iter().map(worker_row)).collect();
     let header = ["ID", "NAME", "VOTE", "ANSWERS", "VERSION", "INDEX", "SIZE", "PEERS"];
     Ok(printer.print_table(header, &rows)?)
 }
 
 async fn defragment(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     // The others admit their own nodes alone.
-    let own = list_members(api).await?.into_iter().filter(|member| member.this);
+    let own = list_nodes(api).await?.0.into_iter().filter(|member| member.this);
     api.raise_timeout(DEFRAGMENT_TIMEOUT);
     let mut defragmented = Vec::new();
     for member in own {
@@ -440,9 +459,10 @@ async fn disarm(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Comman
     printer.print_result(&DisarmView { disarmed: answer.alarms }, &text)
 }
 
-async fn list_members(api: &mut ApiClient) -> Result<Vec<MemberView>, CommandError> {
+/// The members and the workers.
+async fn list_nodes(api: &mut ApiClient) -> Result<(Vec<MemberView>, Vec<v1::Worker>), CommandError> {
     let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
-    Ok(answer.members.into_iter().map(MemberView::from).collect())
+    Ok((answer.members.into_iter().map(MemberView::from).collect(), answer.workers))
 }
 
 async fn snapshot(

@@ -11,5 +11,6 @@ mod truncation;
 
 pub(crate) use kills::read_snapshot;
 pub(crate) use node_fixture::{
-    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, node_address, parse_ip, peer_url,
+    InProcessVoter, MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, node_address, parse_ip,
+    peer_url,
 };

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{Enroller, EnrolmentState, WaitCause};
 use nodekeel_cluster::node::{
-    DEFAULT_NODE_PREFIX, EnrolError, EnrolRequest, GoldenTicket, JoinRole, JoinTicket, JoinTicketLimits,
-    JoinTickets, NodeId, NodeRecord, NodeRoles,
+    DEFAULT_NODE_PREFIX, EnrolError, EnrolRequest, GoldenTicket, JoinTicket, JoinTicketLimits, JoinTickets,
+    NodeId, NodeRecord, NodeRoles,
 };
 use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
@@ -45,7 +45,6 @@ impl NewNode {
             ticket: ticket.id(),
             secret: ticket.secret().clone(),
             url: peer_url(address),
-            role: JoinRole::Voter,
             node_certificate: self.certificate.clone(),
             member_certificate: self_sign(&self.member),
             node_signature: Vec::new(),

@@ -7,6 +7,7 @@ mod removal;
 mod replacement;
 mod tickets;
 pub(crate) mod unlock_keys;
+mod workers;
 
 pub(crate) use local_names::local_names;
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MemberName, Peer, PeerUrl};

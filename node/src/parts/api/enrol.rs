@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use hyper_util::rt::TokioIo;
 use nodekeel_cluster::consensus::PeerUrl;
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolCallError, Enroller};
 use nodekeel_cluster::node::{
-    EnrolRequest, InvalidJoinRole, JoinSecret, JoinTicketId, KnownNode, TicketVoter, VoterKeyDigest,
+    EnrolRequest, InvalidJoinRole, JoinRole, JoinSecret, JoinTicketId, KnownNode, NodeApi, TicketVoter,
+    VoterKeyDigest, WorkerRequest,
 };
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
@@ -20,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use super::identities::Api;
 use super::is_on;
@@ -61,19 +62,31 @@ impl Enroller for ApiEnroller {
     async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
         let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
         let api = self.api().ok_or_else(|| unavailable("the node has no API".into()))?;
-        let called = timeout(CALL_TIMEOUT, call_voter(voter, &api.key, request)).await;
-        let late = || format!("it does not answer within {} s", CALL_TIMEOUT.as_secs()).into();
-        called.map_err(|_| unavailable(late()))?
+        Ok(call_voter(voter, &api.key, to_message(request)).await?.enrolment)
     }
 }
 
-async fn call_voter(
+/// Redeems a join ticket at this voter.
+pub(crate) async fn call_voter(
     voter: &TicketVoter,
     key: &PrivateKey,
-    request: &EnrolRequest,
-) -> Result<Vec<u8>, EnrolCallError> {
+    request: node_v1::EnrolRequest,
+) -> Result<node_v1::EnrolResponse, EnrolCallError> {
+    let called = timeout(CALL_TIMEOUT, try_voter(voter, key, request)).await;
+    let late = || format!("it does not answer within {} s", CALL_TIMEOUT.as_secs()).into();
     let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
-    let channel = connect(voter, key).await.map_err(|error| {
+    called.map_err(|_| unavailable(late()))?
+}
+
+async fn try_voter(
+    voter: &TicketVoter,
+    key: &PrivateKey,
+    request: node_v1::EnrolRequest,
+) -> Result<node_v1::EnrolResponse, EnrolCallError> {
+    let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
+    let expected = voter.key;
+    let is_expected = move |key: &PublicKey| key_digest(*key) == expected;
+    let channel = connect(voter.address, is_expected, key).await.map_err(|error| {
         unavailable(match MismatchedKey::of_error(&error) {
             Some(found) => {
                 format!("it has another key than the ticket names, {found}: create another ticket").into()
@@ -81,8 +94,8 @@ async fn call_voter(
             None => error.into(),
         })
     })?;
-    let answer = NodeClient::new(channel).enrol(to_message(request)).await;
-    answer.map(|answer| answer.into_inner().enrolment).map_err(|status| match status.code() {
+    let answer = NodeClient::new(channel).enrol(request).await;
+    answer.map(Response::into_inner).map_err(|status| match status.code() {
         Code::PermissionDenied | Code::InvalidArgument => {
             EnrolCallError::Refused(status.message().to_owned())
         }
@@ -91,12 +104,15 @@ async fn call_voter(
     })
 }
 
-/// Connects to a voter. There is one attempt: another one follows with all voters.
-async fn connect(voter: &TicketVoter, own_key: &PrivateKey) -> io::Result<Channel> {
-    let expected = voter.key;
-    let is_expected = move |key: &PublicKey| key_digest(*key) == expected;
+/// Connects to a voter whose key is expected, as a machine that may be in no record. There is one attempt: another one follows with
+/// all voters.
+pub(crate) async fn connect(
+    voter: SocketAddr,
+    is_expected: impl Fn(&PublicKey) -> bool + Send + Sync + 'static,
+    own_key: &PrivateKey,
+) -> io::Result<Channel> {
     let tls = ClientTls::enrolling(own_key, is_expected).map_err(io::Error::other)?;
-    let tcp = TcpStream::connect(voter.address).await?;
+    let tcp = TcpStream::connect(voter).await?;
     // The key stands for itself: the name is not sent, and nothing is compared with it.
     let name = ServerName::try_from("node").expect("a name");
     let mut stream: Option<TlsStream<TcpStream>> =
@@ -117,7 +133,7 @@ fn to_message(request: &EnrolRequest) -> node_v1::EnrolRequest {
     node_v1::EnrolRequest {
         ticket: request.ticket.as_bytes().to_vec(),
         secret: request.secret.expose_bytes().to_vec(),
-        role: request.role.to_string(),
+        role: JoinRole::Voter.to_string(),
         address: request.url.host().to_owned(),
         port: request.url.port().into(),
         node_certificate: request.node_certificate.der_bytes().to_vec(),
@@ -125,6 +141,13 @@ fn to_message(request: &EnrolRequest) -> node_v1::EnrolRequest {
         node_signature: request.node_signature.clone(),
         member_signature: request.member_signature.clone(),
     }
+}
+
+/// A request to enrol, by what the node becomes.
+#[derive(Debug)]
+pub(crate) enum ParsedRequest {
+    Voter(EnrolRequest),
+    Worker(WorkerRequest),
 }
 
 /// A request that is none.
@@ -136,22 +159,36 @@ pub(crate) enum InvalidRequest {
     Role(InvalidJoinRole),
 }
 
-pub(crate) fn parse_message(message: &node_v1::EnrolRequest) -> Result<EnrolRequest, InvalidRequest> {
+/// Parses the request of who calls by this key.
+pub(crate) fn parse_message(
+    message: &node_v1::EnrolRequest,
+    caller: PublicKey,
+) -> Result<ParsedRequest, InvalidRequest> {
     let field = InvalidRequest::Field;
     let ticket = message.ticket.as_slice().try_into().map_err(|_| field("id of the ticket"))?;
     let address: IpAddr = message.address.parse().map_err(|_| field("address"))?;
     let port = u16::try_from(message.port).ok().filter(|port| *port > 0).ok_or(field("port"))?;
     let certificate = |der: &[u8]| Certificate::from_der(der).map_err(|_| field("certificate"));
-    Ok(EnrolRequest {
-        ticket: JoinTicketId::from_bytes(ticket),
-        secret: JoinSecret::from_bytes(&message.secret).ok_or(field("secret of the ticket"))?,
-        url: PeerUrl::new(address, port),
-        role: message.role.parse().map_err(InvalidRequest::Role)?,
-        node_certificate: certificate(&message.node_certificate)?,
-        member_certificate: certificate(&message.member_certificate)?,
-        node_signature: message.node_signature.clone(),
-        member_signature: message.member_signature.clone(),
-    })
+    let ticket = JoinTicketId::from_bytes(ticket);
+    let secret = JoinSecret::from_bytes(&message.secret).ok_or(field("secret of the ticket"))?;
+    let node_certificate = certificate(&message.node_certificate)?;
+    match message.role.parse().map_err(InvalidRequest::Role)? {
+        JoinRole::Worker => Ok(ParsedRequest::Worker(WorkerRequest {
+            ticket,
+            secret,
+            certificate: node_certificate,
+            api: NodeApi { key: caller.to_bytes(), address: SocketAddr::new(address, port) },
+        })),
+        _ => Ok(ParsedRequest::Voter(EnrolRequest {
+            ticket,
+            secret,
+            url: PeerUrl::new(address, port),
+            node_certificate,
+            member_certificate: certificate(&message.member_certificate)?,
+            node_signature: message.node_signature.clone(),
+            member_signature: message.member_signature.clone(),
+        })),
+    }
 }
 
 /// The voters that a new ticket of this node names: this one first.
@@ -164,6 +201,7 @@ pub(crate) async fn ticket_voters(api: &Api, cluster: &ClusterNode) -> Result<Ve
     if this.is_empty() {
         return Err(Status::aborted("this node has not recorded its API in the cluster yet: try again"));
     }
+    let others = others.into_iter().filter(|node| !node.is_worker);
     let voter = |KnownNode { api, .. }: KnownNode| -> Option<TicketVoter> {
         Some(TicketVoter { address: api.address, key: key_digest(PublicKey::new(api.key).ok()?) })
     };
@@ -175,16 +213,19 @@ pub(crate) async fn ticket_voters(api: &Api, cluster: &ClusterNode) -> Result<Ve
 pub(crate) fn check_arbitrary_request(bytes: &[u8]) {
     use prost::Message as _;
 
+    let caller = PublicKey::new([b'k'; 32]).expect("a key");
     let Ok(message) = node_v1::EnrolRequest::decode(bytes) else { return };
-    if let Ok(request) = parse_message(&message) {
-        let again = to_message(&request);
-        assert_eq!(to_message(&parse_message(&again).expect("a written request is valid")), again);
+    if let Ok(ParsedRequest::Voter(request)) = parse_message(&message, caller) {
+        let written = to_message(&request);
+        match parse_message(&written, caller).expect("a written request is valid") {
+            ParsedRequest::Voter(again) => assert_eq!(to_message(&again), written),
+            ParsedRequest::Worker(again) => panic!("of a voter: {again:?}"),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use nodekeel_cluster::node::JoinRole;
     use nodekeel_localstorage::pki::CertificateTemplate;
     use proptest::prelude::*;
     use prost::Message as _;
@@ -198,7 +239,6 @@ mod tests {
             ticket: JoinTicketId::from_bytes(*b"12345678"),
             secret: JoinSecret::from_bytes(&[217; 16]).expect("16 bytes"),
             url: "https://[2001:db8::1]:7001".parse().expect("a URL"),
-            role: JoinRole::Voter,
             node_certificate: certificate(),
             member_certificate: certificate(),
             node_signature: Vec::new(),
@@ -210,14 +250,14 @@ mod tests {
 
     #[test]
     fn a_request_survives_a_round_trip_and_its_secret_is_not_printed() {
-        let message = to_message(&request());
+        let (message, caller) = (to_message(&request()), PublicKey::new([b'k'; 32]).expect("a key"));
         check_arbitrary_request(&message.encode_to_vec());
         assert!(message.encoded_len() < MAX_REQUEST_BYTES / 4);
         assert!(!format!("{message:?}").contains("217"), "{message:?}");
         let wrong = |change: &dyn Fn(&mut node_v1::EnrolRequest)| {
             let mut message = message.clone();
             change(&mut message);
-            parse_message(&message).expect_err("an invalid request").to_string()
+            parse_message(&message, caller).expect_err("an invalid request").to_string()
         };
         assert_eq!(wrong(&|it| it.ticket = vec![0; 7]), "invalid id of the ticket in the request to enrol");
         assert_eq!(
@@ -229,8 +269,8 @@ mod tests {
         assert_eq!(wrong(&|it| it.port = 65536), "invalid port in the request to enrol");
         assert_eq!(wrong(&|it| it.node_certificate.clear()), "invalid certificate in the request to enrol");
         assert_eq!(
-            wrong(&|it| it.role = "worker".into()),
-            "nodes of the role \"worker\" are not supported: use voter"
+            wrong(&|it| it.role = "witness".into()),
+            "nodes of the role \"witness\" are not supported: use voter or worker"
         );
     }
 

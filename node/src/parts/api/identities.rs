@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::peers::PeersFile;
+use super::cluster_records::Records;
+use super::peers::{Peer, PeersFile};
 use crate::access::{AdmittedKeys, Principal, PrivateKey, PublicKey};
 
 /// The connections that one key can have open. A further one closes the oldest.
@@ -176,13 +178,22 @@ pub(crate) struct Api {
     pub(crate) cluster_operators: bool,
     /// The other nodes of the cluster.
     pub(crate) peers: PeersFile,
+    /// What this node, a voter, knows of the records of its cluster.
+    pub(crate) records: watch::Sender<Records>,
 }
 
 impl Api {
-    /// Returns whether the cluster has another node with an API.
+    /// Returns whether the cluster has another voter with an API.
     pub(crate) fn has_peers(&self) -> bool {
-        let state = self.identities.lock();
-        state.recorded.get(&Source::Nodes).is_some_and(|nodes| !nodes.is_empty())
+        let own = self.key.public_key();
+        let is_other = |peer: &Peer| !peer.is_worker && peer.key != own;
+        match &self.records.borrow().nodes {
+            Some(nodes) => nodes.iter().any(is_other),
+            // As the file has them.
+            None => {
+                self.identities.lock().recorded.get(&Source::Nodes).is_some_and(|nodes| !nodes.is_empty())
+            }
+        }
     }
 }
 

@@ -69,6 +69,8 @@ impl Api {
     pub(crate) async fn ask_unlock_keys(&self, volume: &str) -> Result<Vec<UnlockKey>, PeerKeysError> {
         let file = self.peers.clone();
         let peers = run_blocking(move || file.read()).await.map_err(PeerKeysError::Peers)?;
+        // A worker has the keys of nobody.
+        let peers: Vec<_> = peers.into_iter().filter(|peer| !peer.is_worker).collect();
         if peers.is_empty() {
             return Err(PeerKeysError::Alone);
         }

@@ -99,6 +99,7 @@ mod tests {
         let [one, two] = [(); 2].map(|()| PrivateKey::generate().expect("random numbers").public_key());
         let node = |digit: &str, key: PublicKey, keys: &[(&str, u8)]| KnownNode {
             id: format!("nodekeel-{}", digit.repeat(32)).parse().expect("an id"),
+            is_worker: false,
             api: NodeApi { key: key.to_bytes(), address: ([192, 0, 2, 1], 7001).into() },
             unlock_keys: keys
                 .iter()

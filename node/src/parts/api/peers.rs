@@ -1,9 +1,10 @@
 //! The other nodes of the cluster: each node records the key and the address of its API, and admits those of the others.
 //!
 //! ```text
-//!  api/key ──▶ cluster:enrolment/api/NODE ──▶ each other node ─┬─▶ identities       who may call
-//!                                                              ├─▶ api/peers        whom to ask when it starts cold
-//!                                                              └─▶ VOLUME/cluster/peer-keys   what it answers them
+//!  api/key ──▶ cluster:enrolment/api/NODE ──▶ each other voter ─┬─▶ identities       who may call
+//!                                                               ├─▶ api/peers        whom to ask when it starts cold
+//!                                                               ├─▶ VOLUME/cluster/peer-keys   what it answers them
+//!                                                               └─▶ records          what it tells workers
 //! ```
 //!
 //! The files are what a node knows when its cluster has no majority.
@@ -33,7 +34,12 @@ pub(crate) struct Peer {
     pub(crate) id: NodeId,
     pub(crate) key: PublicKey,
     pub(crate) address: SocketAddr,
+    /// True if it is a worker: it may call, and is not asked for anything.
+    pub(crate) is_worker: bool,
 }
+
+/// The last field of the line of a worker.
+const WORKER: &str = "worker";
 
 impl Peer {
     pub(crate) fn identity(&self) -> Identity {
@@ -42,26 +48,31 @@ impl Peer {
     }
 
     fn of(node: &KnownNode) -> Result<Self, InvalidKey> {
-        let KnownNode { id, api, .. } = node;
-        Ok(Self { id: id.clone(), key: PublicKey::new(api.key)?, address: api.address })
+        let KnownNode { id, is_worker, api, .. } = node;
+        let (id, key) = (id.clone(), PublicKey::new(api.key)?);
+        Ok(Self { id, key, address: api.address, is_worker: *is_worker })
     }
 
     fn parse(line: &str) -> Result<Self, InvalidPeer> {
-        let [id, key, address] = line.split(' ').collect::<Vec<_>>()[..] else {
-            return Err(InvalidPeer::Fields);
+        let (id, key, address, is_worker) = match line.split(' ').collect::<Vec<_>>()[..] {
+            [id, key, address] => (id, key, address, false),
+            [id, key, address, WORKER] => (id, key, address, true),
+            _ => return Err(InvalidPeer::Fields),
         };
         Ok(Self {
             id: id.parse().map_err(InvalidPeer::Id)?,
             key: key.parse().map_err(InvalidPeer::Key)?,
             address: address.parse().map_err(|_| InvalidPeer::Address)?,
+            is_worker,
         })
     }
 }
 
-/// A line of the file: id, key and address, with a space between them.
+/// A line of the file: id, key and address, and of a worker that word, with a space between them.
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.id, self.key, self.address)
+        write!(f, "{} {} {}", self.id, self.key, self.address)?;
+        if self.is_worker { write!(f, " {WORKER}") } else { Ok(()) }
     }
 }
 
@@ -166,7 +177,6 @@ impl PeerWatch {
     }
 
     async fn apply(&self, this: Option<&NodeId>, nodes: Vec<KnownNode>) -> Result<(), Failure> {
-        let others: Vec<_> = nodes.into_iter().filter(|node| Some(&node.id) != this).collect();
         let is_valid = |peer: Result<Peer, InvalidKey>| match peer {
             Ok(peer) => Some(peer),
             Err(error) => {
@@ -174,9 +184,12 @@ impl PeerWatch {
                 None
             }
         };
-        let peers: Vec<_> = others.iter().map(Peer::of).filter_map(is_valid).collect();
+        let known: Vec<_> = nodes.iter().map(Peer::of).filter_map(is_valid).collect();
+        let peers: Vec<_> = known.iter().filter(|peer| Some(&peer.id) != this).cloned().collect();
         // First: a node that was removed has no call from here on.
         self.api.identities.replace(Source::Nodes, peers.iter().map(Peer::identity).collect());
+        self.api.records.send_modify(|records| records.nodes = this.map(|_| known));
+        let others: Vec<_> = nodes.into_iter().filter(|node| Some(&node.id) != this).collect();
         let (file, volume) = (self.api.peers.clone(), self.volume.clone());
         let written = run_blocking(move || {
             file.write(&peers)?;
@@ -209,6 +222,7 @@ mod tests {
             id: format!("nodekeel-{}", digit.repeat(32)).parse().expect("an id"),
             key: PrivateKey::generate().expect("random numbers").public_key(),
             address: address.parse().expect("an address"),
+            is_worker: digit == "2",
         };
         let peers = [peer("1", "192.0.2.1:7001"), peer("2", "[2001:db8::2]:7001")];
         file.write(&peers).expect("written");

@@ -1,7 +1,8 @@
 //! The operators that a cluster has recorded, for all of its nodes.
 //!
-//! The record of an operator is at `/NAME` in the namespace `api:operators` of the cluster's store. Each node that serves its API
-//! watches them: it applies a change as soon as it learns of it, and keeps what it knew while it is cut off.
+//! The record of an operator is at `/NAME` in the namespace `api:operators` of the cluster's store. Each voter that serves its API
+//! watches them: it applies a change as soon as it learns of it, tells it to the workers that follow it, and keeps what it knew while
+//! it is cut off.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,10 +15,12 @@ use prost::Message;
 use thiserror::Error;
 use tonic::Status;
 
+use super::cluster_records::parse_operator;
 use super::config::{DN, is_valid_operator_name};
-use super::identities::{Api, Identities, Identity, Source};
-use crate::access::{Principal, PublicKey, Role};
+use super::identities::{Api, Identity, Source};
+use crate::access::{PublicKey, Role};
 use crate::error_chain::error_chain;
+use crate::node_v1;
 
 /// The module and the namespace of the records.
 const NAMESPACE: (&str, &str) = ("api", "operators");
@@ -43,11 +46,8 @@ fn record_key(name: &str) -> String {
 /// The operator of a record; `None` if it is none that this release knows, for which nobody is admitted.
 fn parse_record(key: &[u8], value: &[u8]) -> Option<Identity> {
     let name = std::str::from_utf8(key.strip_prefix(b"/")?).ok()?;
-    let record = OperatorRecord::decode(value).ok()?;
-    let (key, role) = (record.key.parse().ok()?, record.role.parse().ok()?);
-    let principal = Principal::Operator(role);
-    let operator = Identity { name: name.to_owned(), key, principal, source: Source::Cluster };
-    is_valid_operator_name(name).then_some(operator)
+    let OperatorRecord { key, role } = OperatorRecord::decode(value).ok()?;
+    parse_operator(&node_v1::Operator { name: name.to_owned(), key, role })
 }
 
 /// The reason why a record was not changed.
@@ -145,33 +145,35 @@ pub(crate) struct RecordWatch {
 
 impl Runnable for RecordWatch {
     fn run(&self, ctx: Context) -> RunFuture {
-        let (identities, cluster) = (Arc::clone(&self.api.identities), self.cluster.clone());
+        let (api, cluster) = (Arc::clone(&self.api), self.cluster.clone());
         Box::pin(async move {
             tokio::select! {
                 canceled = ctx.canceled() => Err(canceled.into()),
-                failed = watch_cluster(&identities, &cluster, &ctx) => failed.map(|never| match never {}),
+                failed = watch_cluster(&api, &cluster, &ctx) => failed.map(|never| match never {}),
             }
         })
     }
 }
 
-async fn watch_cluster(
-    identities: &Identities,
-    cluster: &ClusterNode,
-    ctx: &Context,
-) -> Result<Infallible, Failure> {
+async fn watch_cluster(api: &Api, cluster: &ClusterNode, ctx: &Context) -> Result<Infallible, Failure> {
     // The state of the run before is replaced when this one starts.
     while cluster.wait_finished().await.is_err() {
         cluster.wait_phase_left(EnrolmentPhase::Failed).await;
     }
     let kv = cluster.namespaced_kv(NAMESPACE.0, NAMESPACE.1)?;
-    let never = watch(identities, kv, || ctx.signal_ready()).await?;
+    let apply = |operators: Vec<Identity>| {
+        if api.cluster_operators {
+            api.identities.replace(Source::Cluster, operators.clone());
+        }
+        api.records.send_modify(|records| records.operators = Some(operators));
+    };
+    let never = watch(apply, kv, || ctx.signal_ready()).await?;
     Ok(never)
 }
 
 /// Applies the records, and each change of them. `ready` is called once they are known.
 async fn watch(
-    identities: &Identities,
+    apply: impl Fn(Vec<Identity>),
     kv: Arc<dyn KvStore>,
     ready: impl FnOnce() -> Result<(), nodekeel_supervisor::LifecycleSignalError>,
 ) -> Result<Infallible, Failure> {
@@ -184,7 +186,7 @@ async fn watch(
         if unknown > 0 {
             tracing::warn!(dn = DN, "{unknown} records of operators are not understood, and admit nobody");
         }
-        identities.replace(Source::Cluster, known);
+        apply(known);
         if let Some(ready) = ready.take() {
             ready()?;
         }
@@ -195,8 +197,9 @@ async fn watch(
 mod tests {
     use nodekeel_cluster::consensus::memory::MemoryKv;
 
+    use super::super::identities::Identities;
     use super::*;
-    use crate::access::PrivateKey;
+    use crate::access::{Principal, PrivateKey};
 
     fn key() -> PublicKey {
         PrivateKey::generate().expect("random numbers").public_key()
@@ -245,7 +248,7 @@ mod tests {
                     let _ = known.send(());
                     Ok(())
                 };
-                watch(&identities, kv, ready).await
+                watch(|known| identities.replace(Source::Cluster, known), kv, ready).await
             })
         };
         is_known.await.expect("known");

@@ -66,10 +66,11 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
         }
     };
     let callers = CallerNames::look_up();
-    let (node, identities) = (Arc::clone(&running), Arc::clone(&api.identities));
+    let (node, served) = (Arc::clone(&running), Arc::clone(&api));
     let router = move |ctx: &Context| {
-        let (identities, audit) = (Arc::clone(&identities), Arc::clone(&audit));
-        let routes = control_routes(&node, callers.clone(), ctx).add_service(node_server(&node));
+        let (identities, audit) = (Arc::clone(&served.identities), Arc::clone(&audit));
+        let node_service = node_server(&node, &served, ctx);
+        let routes = control_routes(&node, callers.clone(), ctx).add_service(node_service);
         // The gate is before all of them.
         let routes = to_router(routes).layer(axum::middleware::from_fn(move |request, next| {
             admit(Arc::clone(&identities), Arc::clone(&audit), request, next)
@@ -85,7 +86,7 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
     ApiServer { server, running, api }
 }
 
-/// The server, and below it the watches of the cluster's nodes, and of its operators if the node admits them.
+/// The server, and below it the watches of the cluster's nodes and of its operators.
 struct ApiServer<S> {
     server: S,
     running: Arc<RunningNode>,
@@ -106,7 +107,7 @@ impl<S: Runnable> Runnable for ApiServer<S> {
             let (api, volume) = (Arc::clone(&self.api), self.running.volume.clone());
             ChildSpec::new("peers", PeerWatch { api, cluster, volume }).policy(policy())
         });
-        let records = cluster.filter(|_| self.api.cluster_operators).map(|cluster| {
+        let records = cluster.map(|cluster| {
             let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
             ChildSpec::new("records", watch).policy(policy())
         });

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use nodekeel_cluster::enrolment::ClusterNode;
-use nodekeel_cluster::node::EnrolError;
+use nodekeel_cluster::node::{EnrolError, EnrolRequest, JoinTickets, WorkerRequest};
+use tokio::sync::Mutex;
 use tonic::Status;
 
 use super::gate::CallingStranger;
@@ -12,29 +13,79 @@ use crate::caller::Caller;
 use crate::dn::CLUSTER as CLUSTER_DN;
 use crate::error_chain::error_chain;
 use crate::node_v1;
-use crate::parts::api::enrol::parse_message;
+use crate::parts::api::Api;
+use crate::parts::api::enrol::{ParsedRequest, parse_message};
 use crate::running::RunningNode;
 
-/// Admits a node, if its ticket says so. A node that is admitted is an event; the gate records the others.
-pub(super) async fn enrol(
-    running: Arc<RunningNode>,
-    CallingStranger { key, address }: CallingStranger,
-    message: &node_v1::EnrolRequest,
-) -> Result<node_v1::EnrolResponse, Status> {
-    let request = parse_message(message).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-    let cluster = running.extension::<ClusterNode>();
-    let cluster = cluster.ok_or_else(|| Status::aborted("the voter is in no cluster"))?;
-    let tickets = cluster.join_tickets().map_err(|error| Status::aborted(error_chain(&error)))?;
-    // It ends also if the caller does not wait for it: who was admitted is always an event.
-    let redeeming = tokio::spawn(async move {
-        let redeemed = tickets.redeem_ticket(&key.to_string(), &request, SystemTime::now()).await;
+/// A voter to which a new node has come.
+pub(super) struct Enrolment {
+    pub(super) running: Arc<RunningNode>,
+    pub(super) api: Arc<Api>,
+    pub(super) cluster: ClusterNode,
+    /// Held for one after the other: those that have the same ticket would contend for it.
+    pub(super) redeeming_workers: Arc<Mutex<()>>,
+}
+
+impl Enrolment {
+    /// Admits a node, if its ticket says so. A node that is admitted is an event; the gate records the others.
+    pub(super) async fn admit(
+        self,
+        CallingStranger { key, address }: CallingStranger,
+        message: &node_v1::EnrolRequest,
+    ) -> Result<node_v1::EnrolResponse, Status> {
+        let request = parse_message(message, key);
+        let request = request.map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        // It ends also if the caller does not wait for it: who was admitted is always an event.
+        let redeeming = tokio::spawn(async move {
+            let name = key.to_string();
+            let (answer, action) = match request {
+                ParsedRequest::Voter(request) => self.admit_voter(&name, &request).await?,
+                ParsedRequest::Worker(request) => self.admit_worker(&name, &request).await?,
+            };
+            let caller = Caller::Operator { name, address };
+            self.running.history.add_request(CLUSTER_DN, 0, &action, Some(caller));
+            Ok(answer)
+        });
+        redeeming.await.unwrap_or_else(|error| Err(Status::internal(error_chain(&error))))
+    }
+
+    async fn admit_voter(
+        &self,
+        key: &str,
+        request: &EnrolRequest,
+    ) -> Result<(node_v1::EnrolResponse, String), Status> {
+        let redeemed = self.tickets()?.redeem_ticket(key, request, SystemTime::now()).await;
         let enrolment = redeemed.map_err(|error| refusal(&error))?;
         let action = format!("enrolment of the node at {} by join ticket {}", request.url, request.ticket);
-        let caller = Caller::Operator { name: key.to_string(), address };
-        running.history.add_request(CLUSTER_DN, 0, &action, Some(caller));
-        Ok(node_v1::EnrolResponse { enrolment })
-    });
-    redeeming.await.unwrap_or_else(|error| Err(Status::internal(error_chain(&error))))
+        Ok((node_v1::EnrolResponse { enrolment, records: None }, action))
+    }
+
+    async fn admit_worker(
+        &self,
+        key: &str,
+        request: &WorkerRequest,
+    ) -> Result<(node_v1::EnrolResponse, String), Status> {
+        let tickets = self.tickets()?;
+        let cluster = self.cluster.cluster_identity();
+        let cluster = cluster.map_err(|error| Status::aborted(error_chain(&error)))?.cluster_id;
+        // Before anything is used: without them, the worker could do nothing.
+        let records = self.api.records.borrow().message_to("", cluster);
+        let unknown = || Status::aborted("it does not know the nodes of its cluster yet: try again");
+        let records = records.ok_or_else(unknown)?;
+        let turn = self.redeeming_workers.lock().await;
+        let redeemed = tickets.redeem_worker_ticket(key, request, SystemTime::now()).await;
+        drop(turn);
+        let node = redeemed.map_err(|error| refusal(&error))?.to_string();
+        let (address, ticket) = (request.api.address, request.ticket);
+        let action = format!("enrolment of worker {node} at {address} by join ticket {ticket}");
+        let records = Some(node_v1::ClusterRecords { node, ..records });
+        Ok((node_v1::EnrolResponse { enrolment: Vec::new(), records }, action))
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn tickets(&self) -> Result<JoinTickets, Status> {
+        self.cluster.join_tickets().map_err(|error| Status::aborted(error_chain(&error)))
+    }
 }
 
 fn refusal(error: &EnrolError) -> Status {

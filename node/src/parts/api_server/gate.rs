@@ -85,7 +85,7 @@ fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
             format!("permission denied: {method} is for operators, and {name} is none")
         }
         (Callers::Nodes, _) => format!("permission denied: {method} is for other nodes of the cluster"),
-        (Callers::Strangers, _) => format!("permission denied: {method} is for nodes that come to enrol"),
+        (Callers::Strangers, _) => format!("permission denied: {method} is for machines that come to enrol"),
     }))
 }
 
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_may_enrol_and_nothing_else() {
+    fn a_stranger_may_enrol_and_ask_who_it_is_and_nothing_else() {
         let stranger = caller("ed25519:A", Principal::Stranger);
         for (method, _) in METHODS {
             check_caller(&stranger, &format!("/nodekeel.control.v1.Control/{method}")).expect_err(method);
@@ -126,7 +126,7 @@ mod tests {
         check_caller(&stranger, "/example.v1.Echo/Say").expect_err("of the program");
         for (method, _) in NODE_METHODS {
             let checked = check_caller(&stranger, &format!("/nodekeel.node.v1.Node/{method}"));
-            assert_eq!(checked.is_ok(), *method == "Enrol", "{method}");
+            assert_eq!(checked.is_ok(), ["Enrol", "WhoAmI"].contains(method), "{method}");
         }
     }
 

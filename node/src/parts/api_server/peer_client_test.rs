@@ -7,6 +7,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::UnlockKey;
 use nodekeel_logtree::LogStore;
 use testbed::{ReservedPort, reserve_port};
+use tokio::sync::watch;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -15,7 +16,10 @@ use super::connections::listen;
 use crate::access::{PrivateKey, PublicKey};
 use crate::layout::{ApiLayout, place_layout};
 use crate::node_v1::node_server::{Node, NodeServer};
-use crate::node_v1::{EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse};
+use crate::node_v1::{
+    ClusterRecords, EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest,
+    WhoAmIRequest, WhoAmIResponse,
+};
 use crate::parts::api::identities::{Api, Identities, Source};
 use crate::parts::api::peer_client::PeerKeysError;
 use crate::parts::api::peers::{Peer, PeersFile};
@@ -41,6 +45,19 @@ impl Node for Fixed {
     async fn enrol(&self, _: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
         Err(Status::unimplemented("it lets nobody join"))
     }
+
+    type WatchRecordsStream = futures_util::stream::Empty<Result<ClusterRecords, Status>>;
+
+    async fn watch_records(
+        &self,
+        _: Request<WatchRecordsRequest>,
+    ) -> Result<Response<Self::WatchRecordsStream>, Status> {
+        Err(Status::unimplemented("it has no records"))
+    }
+
+    async fn who_am_i(&self, _: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
+        Err(Status::unimplemented("it knows nobody"))
+    }
 }
 
 /// The API of a node at this address, which knows these peers.
@@ -51,12 +68,13 @@ fn api(address: SocketAddr, scratch: &tempfile::TempDir, peers: &[Peer]) -> Api 
     let identities = Arc::new(Identities::default());
     identities.replace(Source::Nodes, peers.iter().map(Peer::identity).collect());
     let key = Arc::new(PrivateKey::generate().expect("random numbers"));
-    Api { address, key, identities, cluster_operators: false, peers: file }
+    let records = watch::Sender::default();
+    Api { address, key, identities, cluster_operators: false, peers: file, records }
 }
 
 fn peer(digit: usize, key: PublicKey, address: SocketAddr) -> Peer {
     let id = format!("nodekeel-{}", digit.to_string().repeat(32));
-    Peer { id: id.parse().expect("an id"), key, address }
+    Peer { id: id.parse().expect("an id"), key, address, is_worker: false }
 }
 
 /// Serves these keys to the peer, if it is admitted.

@@ -17,7 +17,7 @@ use nodekeel_cluster::enrolment::{
     BootstrapRefusal, ClusterNode, EnrolmentPhase, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause,
 };
 use nodekeel_cluster::node::{
-    GoldenTicketIssuer, NodeId, NodeRemovalError, NodeRemover, NodeReplacer, TicketIssueError,
+    GoldenTicketIssuer, KnownNode, NodeId, NodeRemovalError, NodeRemover, NodeReplacer, TicketIssueError,
 };
 use nodekeel_localstorage::Dir;
 use tokio::sync::mpsc;
@@ -137,7 +137,16 @@ pub(crate) async fn list_members(cluster: &ClusterNode) -> Result<v1::MembersRes
             uncompared_since: uncompared_since.and_then(timestamp),
         }
     };
-    Ok(v1::MembersResponse { members: listed.into_iter().map(wire).collect() })
+    let nodes = cluster.node_store().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+    let known = nodes.watch_nodes().next_nodes().await;
+    let known = known.map_err(|error| Status::aborted(error_chain(&error)))?;
+    let workers = known.into_iter().filter(|node| node.is_worker);
+    let worker =
+        |node: KnownNode| v1::Worker { name: node.id.to_string(), address: node.api.address.to_string() };
+    Ok(v1::MembersResponse {
+        members: listed.into_iter().map(wire).collect(),
+        workers: workers.map(worker).collect(),
+    })
 }
 
 pub(crate) async fn defragment(

@@ -93,6 +93,7 @@ fn wire_ticket(ticket: StoredJoinTicket, now: SystemTime) -> v1::JoinTicket {
         created: timestamp(ticket.created),
         expires: timestamp(ticket.expires),
         uses: ticket.uses,
+        role: ticket.role,
         address: ticket.address.map(|address| address.to_string()).unwrap_or_default(),
         used_by: ticket.redemptions.into_iter().map(used_by).collect(),
     }

@@ -60,7 +60,7 @@ pub(crate) struct CreateArgs {
     /// Number of nodes that may use it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     uses: u16,
-    /// What the node becomes: voter
+    /// What the node becomes: voter or worker
     #[arg(long, value_name = "ROLE", default_value = "voter")]
     role: String,
     /// Output file; must not exist
@@ -108,6 +108,8 @@ struct TicketView {
     expires: Option<String>,
     uses: u32,
     address: Option<String>,
+    /// What the nodes become.
+    role: String,
     used_by: Vec<UseView>,
 }
 
@@ -155,6 +157,7 @@ fn parse_lifetime(text: &str) -> Result<Duration, String> {
 
 async fn create(api: &mut ApiClient, args: CreateArgs, printer: &mut Printer) -> Result<(), CommandError> {
     let CreateArgs { address, expires, uses, role, file, .. } = args;
+    let is_worker = role == "worker";
     let request = CreateJoinTicketRequest {
         valid_for_seconds: expires.as_secs(),
         uses: uses.into(),
@@ -192,7 +195,8 @@ async fn create(api: &mut ApiClient, args: CreateArgs, printer: &mut Printer) ->
         "wrote join ticket {id} to {}: a secret until it is used, or expires at {expires}",
         file.display()
     ))?;
-    let hint = format!("copy it to the new node, which needs [api] in its configuration, as {PLACE}");
+    let sections = if is_worker { "[api] and [worker]" } else { "[api]" };
+    let hint = format!("copy it to the new node, which needs {sections} in its configuration, as {PLACE}");
     Ok(printer.print_line(&hint)?)
 }
 
@@ -207,6 +211,7 @@ async fn list(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandE
         let urls: Vec<_> = ticket.used_by.iter().map(|used| used.url.as_str()).collect();
         let cells = [
             ticket.id,
+            ticket.role,
             ticket.state,
             ticket.expires.unwrap_or_default(),
             format!("{}/{}", ticket.used_by.len(), ticket.uses),
@@ -216,7 +221,7 @@ async fn list(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandE
         (style, cells.map(|cell| escape_control(&cell).to_string()))
     };
     let rows: Vec<_> = tickets.into_iter().map(row).collect();
-    Ok(printer.print_table(["ID", "STATE", "EXPIRES", "USED", "ADDRESS", "BY"], &rows)?)
+    Ok(printer.print_table(["ID", "ROLE", "STATE", "EXPIRES", "USED", "ADDRESS", "BY"], &rows)?)
 }
 
 impl From<v1::JoinTicket> for TicketView {
@@ -234,6 +239,7 @@ impl From<v1::JoinTicket> for TicketView {
             expires: time_text(ticket.expires),
             uses: ticket.uses,
             address: non_empty(ticket.address),
+            role: ticket.role,
             used_by: ticket.used_by.into_iter().map(used_by).collect(),
         }
     }

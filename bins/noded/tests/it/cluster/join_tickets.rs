@@ -126,8 +126,8 @@ fn a_ticket_that_is_revoked_used_or_mistyped_opens_nothing_and_says_so() {
         .nodectl(&["cluster", "ticket", "revoke", "0123456789abcdef"])
         .assert_fails(1, "no join ticket has the id");
     first
-        .nodectl(&["cluster", "ticket", "create", "--role", "worker"])
-        .assert_fails(1, "not supported: use voter");
+        .nodectl(&["cluster", "ticket", "create", "--role", "witness"])
+        .assert_fails(1, "not supported: use voter or worker");
     let thief = members[1].spawn_with(text(&stolen));
     let failed = |node: &NodedProcess, what: &str| {
         wait_failing(node, what, |_, detail| detail.contains(what));
