@@ -11,7 +11,8 @@
 //!                                       the enrolment, and enrolment.starts 0400; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
 //!                                       and the step journal of its creation; data-volume.faults 0600 and
 //!                                       data-volume.scrub 0600 once there was one
-//!             api/                0700  with [api]: key 0600; with [cluster]: peers 0600
+//!             api/                0700  with [api]: key 0600; with [cluster] or [worker]: peers 0600; with
+//!                                       [worker]: membership 0600
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
 //!             data.mounted        0600  if a file system was mounted there
@@ -78,6 +79,8 @@ nodekeel_localstorage::layout! {
         pub(crate) key: LayoutFile = "key", 0o600;
         /// The other nodes of the cluster, which it may ask for its half of the volume's key.
         pub(crate) peers: LayoutFile = "peers", 0o600;
+        /// Of a worker: its name in its cluster, and what the cluster has told it.
+        pub(crate) membership: LayoutFile = "membership", 0o600;
     }
 
     /// In the data directory: the part of the cluster.
@@ -260,7 +263,7 @@ mod tests {
         fn outline<L: LayoutEntry>() -> String {
             L::SHAPE.render_outline(&BrandNames::default())
         }
-        assert_eq!(outline::<ApiLayout>(), "0700 api/\n0600   key\n0600   peers\n");
+        assert_eq!(outline::<ApiLayout>(), "0700 api/\n0600   key\n0600   peers\n0600   membership\n");
         let data = [outline::<DataLayout>(), outline::<StorageLayout>(), outline::<NamesLayout>()].concat();
         let names = "0755 names/\n0644   hosts\n0644   machine-id\n";
         assert_eq!(data, format!("0600 lock\n0711 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));

@@ -174,6 +174,14 @@ pub mod testing {
     pub fn fuzz_enrol_request(bytes: &[u8]) {
         crate::parts::api::check_arbitrary_request(bytes);
     }
+
+    /// Arbitrary bytes as what a voter tells a worker, and as the file in which the worker keeps it: never panics.
+    ///
+    /// # Panics
+    /// If that does not hold.
+    pub fn fuzz_membership(bytes: &[u8]) {
+        crate::parts::worker::check_arbitrary_membership(bytes);
+    }
 }
 
 /// The calls of nodes to each other: generated from `proto/nodekeel/node/v1/node.proto`, where they are described.

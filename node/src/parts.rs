@@ -14,6 +14,7 @@ mod network;
 pub(crate) mod provisioner;
 pub(crate) mod service;
 pub(crate) mod storage;
+pub(crate) mod worker;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -181,7 +181,7 @@ impl PrivateKey {
     }
 
     /// Its `PrivateKeyInfo` in DER.
-    pub(super) fn pkcs8(&self) -> &[u8] {
+    pub(crate) fn pkcs8(&self) -> &[u8] {
         &self.pkcs8
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncBufReadExt as _;
@@ -13,6 +14,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::{ConnectError, MAX_CALL_BYTES, NodeClient};
 use crate::access::{ClientTls, MismatchedKey, PrivateKey, PublicKey, RemoteNode};
+
+/// A connection whose machine has gone is closed after the interval and the timeout, while there are calls.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to the control API of a node on another machine. The client is cheap to clone.
 ///
@@ -51,7 +56,11 @@ pub async fn connect_channel(
             Ok::<_, io::Error>(TokioIo::new(stream))
         }
     });
-    Ok(Endpoint::from_static("http://node").connect_with_connector_lazy(connector))
+    // A stream whose node has lost its power ends, too.
+    let endpoint = Endpoint::from_static("http://node")
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    Ok(endpoint.connect_with_connector_lazy(connector))
 }
 
 struct Target {

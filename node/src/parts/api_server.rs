@@ -25,10 +25,12 @@ use super::api::config::{ADDRESS_KEY, ApiConfig, DN, NAME, OperatorConfig};
 use super::api::identities::{Api, Identities, Identity, Source};
 use super::api::is_on;
 use super::api::peers::{Peer, PeersFile};
+use super::cluster::enrolment_sources;
+use super::worker::{self, Worker, WorkerConfig, check_worker, is_worker, worker_health};
 use crate::access::{InvalidKey, Principal, PrivateKey};
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::error_chain::error_chain;
-use crate::layout::ApiLayout;
+use crate::layout::{ApiLayout, StorageLayout};
 use crate::listen_address::ListenAddress;
 use crate::part::PartPlanner;
 use crate::part::{
@@ -45,11 +47,16 @@ impl Part for ApiPart {
     }
 
     fn sections(&self) -> Vec<ConfigSection> {
-        vec![ConfigSection::new::<ApiConfig>(NAME)]
+        vec![
+            ConfigSection::new::<ApiConfig>(NAME),
+            // A worker is known to its cluster by its API.
+            ConfigSection::new::<WorkerConfig>(worker::NAME),
+        ]
     }
 
     fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
-        config.section::<ApiConfig>(NAME).map_or(Ok(()), ApiConfig::check)
+        config.section::<ApiConfig>(NAME).map_or(Ok(()), ApiConfig::check)?;
+        check_worker(config)
     }
 
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
@@ -67,16 +74,20 @@ impl Part for ApiPart {
         } else {
             planner.check_port(address.ip(), address.port(), ADDRESS_KEY);
         }
-        planner.add(PlannedService::new(DN, ApiPlan(config)).node_layout::<ApiLayout>());
+        let service = PlannedService::new(DN, ApiPlan { is_worker: is_worker(planner.config()), config });
+        planner.add(service.node_layout::<ApiLayout>());
     }
 }
 
 #[derive(Debug, PartialEq)]
-struct ApiPlan(ApiConfig);
+struct ApiPlan {
+    config: ApiConfig,
+    is_worker: bool,
+}
 
 impl ApiPlan {
     fn operators(&self) -> Vec<Identity> {
-        let operators = self.0.operators.iter();
+        let operators = self.config.operators.iter();
         let of_config = |operator: &OperatorConfig| Identity {
             name: operator.name.clone(),
             key: operator.key,
@@ -89,7 +100,8 @@ impl ApiPlan {
 
 impl fmt::Display for ApiPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the control API for operators of other machines on {}", self.0.address)
+        write!(f, "the control API for operators of other machines on {}", self.config.address)?;
+        if self.is_worker { f.write_str(", and a worker of a cluster") } else { Ok(()) }
     }
 }
 
@@ -108,10 +120,20 @@ impl PlannedRunnable for ApiPlan {
             );
             Vec::new()
         });
-        identities.replace(Source::Nodes, known.iter().map(Peer::identity).collect());
-        let ApiConfig { address, cluster_operators, .. } = self.0;
+        let worker = if self.is_worker {
+            let state = node.create_node_layout::<StorageLayout>()?.esp;
+            let changes = node.health_sources().changes();
+            let health = worker_health(Arc::downgrade(node.running()));
+            node.health_sources().add("api.worker", health);
+            Some(Arc::new(Worker::new(enrolment_sources(&state), files.membership, changes)))
+        } else {
+            // A worker has nothing that other nodes may ask for.
+            identities.replace(Source::Nodes, known.iter().map(Peer::identity).collect());
+            None
+        };
+        let ApiConfig { address, cluster_operators, .. } = self.config;
         let records = watch::Sender::default();
-        let api = Arc::new(Api { address, key, identities, cluster_operators, peers, records });
+        let api = Arc::new(Api { address, key, identities, cluster_operators, peers, records, worker });
         node.extensions().insert(Arc::clone(&api));
         Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
     }
@@ -122,8 +144,11 @@ impl PlannedRunnable for ApiPlan {
 
     fn is_applicable(&self, new: &dyn PlannedRunnable) -> bool {
         let new: &dyn std::any::Any = new;
-        let operators = self.0.operators.clone();
-        new.downcast_ref::<Self>().is_some_and(|new| Self(ApiConfig { operators, ..new.0.clone() }) == *self)
+        let with_own = |new: &Self| {
+            let operators = self.config.operators.clone();
+            Self { config: ApiConfig { operators, ..new.config.clone() }, ..*new }
+        };
+        new.downcast_ref().is_some_and(|new| with_own(new) == *self)
     }
 
     fn apply(&self, extensions: &Extensions) {

@@ -342,7 +342,7 @@ impl ClusterPlan {
 
 /// The places of the ticket. If a directory, for example, is at its path, only a node that reads the ticket is
 /// concerned: a node that is in its cluster does not.
-fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
+pub(super) fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
     match state.add_layout::<EspEnrolment>() {
         Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),
         // This source opens the path only when the node needs a ticket, and then reports the error.

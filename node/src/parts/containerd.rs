@@ -31,6 +31,7 @@ use self::config::check_containerd;
 use self::images::ImageAccess;
 use self::reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 use super::etcd::MIN_ETCD_BYTES;
+use super::worker::is_worker;
 use crate::program_name::program_name;
 
 const DN: &str = "root.containerd";
@@ -173,7 +174,8 @@ impl PlannedRunnable for ContainerdPlan {
             preseed.clone(),
         ));
         node.extensions().insert(Arc::clone(&images));
-        let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
+        let config = node.config();
+        let has_etcd = (config.services.etcd.enable || config.cluster.is_some()) && !is_worker(config);
         // An etcd that has not started yet will allocate its space: the images must leave it free.
         let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };
         let reserve = Arc::new(ImageReserve::new(Arc::clone(&images), min_others));

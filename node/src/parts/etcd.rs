@@ -14,6 +14,7 @@ use nodekeel_supervisor::process::{Liveness, Process, Readiness, Unready};
 use tokio::time::timeout;
 
 use self::config::check_etcd;
+use super::worker::is_worker;
 use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
 use crate::layout::EtcdLayout;
 use crate::layout::PLACED_IN_MEMORY;
@@ -65,6 +66,8 @@ impl Part for EtcdPart {
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
         let unavailable = if config.cluster.is_some() {
             Some("which is a part of [cluster]; depend on \"cluster\"")
+        } else if is_worker(config) {
+            Some("which a worker does not have")
         } else {
             (!config.services.etcd.enable).then_some("which is disabled; set services.etcd.enable = true")
         };
@@ -73,8 +76,8 @@ impl Part for EtcdPart {
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let etcd = &planner.config().services.etcd;
-        // A cluster runs an etcd of its own.
-        if !etcd.enable || planner.config().cluster.is_some() {
+        // A cluster runs an etcd of its own, and a worker has none.
+        if !etcd.enable || planner.config().cluster.is_some() || is_worker(planner.config()) {
             return;
         }
         let hint = "Debian: apt-get install etcd-server";

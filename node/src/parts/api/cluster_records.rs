@@ -4,9 +4,10 @@
 //!  the store ──▶ peers, records ──▶ Records ──▶ WatchRecords, Enrol ──▶ a worker
 //! ```
 
-use nodekeel_cluster::node::ClusterId;
+use nodekeel_cluster::node::{ClusterId, InvalidNodeId, NodeId};
+use thiserror::Error;
 
-use super::config::is_valid_operator_name;
+use super::config::{DN, is_valid_operator_name};
 use super::identities::{Identity, Source};
 use super::peers::Peer;
 use crate::access::Principal;
@@ -43,7 +44,49 @@ impl Records {
     }
 }
 
-/// The operator in a message; `None` if this release does not understand it.
+/// What a worker was told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ToldRecords {
+    /// The name of this node.
+    pub(crate) node: NodeId,
+    /// The id of the cluster.
+    pub(crate) cluster: String,
+    /// One at least.
+    pub(crate) voters: Vec<Peer>,
+    pub(crate) operators: Vec<Identity>,
+}
+
+/// The reason why a message is not understood.
+#[derive(Debug, Error)]
+pub(crate) enum InvalidRecords {
+    #[error("the records of the cluster have no valid name of this node")]
+    Node(#[source] InvalidNodeId),
+    #[error("the records of the cluster name no voter")]
+    NoVoter,
+}
+
+impl ToldRecords {
+    /// What this release does not understand is logged and left out: it admits nobody.
+    pub(crate) fn parse(message: &node_v1::ClusterRecords) -> Result<Self, InvalidRecords> {
+        let node = message.node.parse().map_err(InvalidRecords::Node)?;
+        let voters: Vec<_> = message.voters.iter().filter_map(parse_voter).collect();
+        let operators: Vec<_> = message.operators.iter().filter_map(parse_operator).collect();
+        let unknown = message.voters.len() + message.operators.len() - voters.len() - operators.len();
+        if unknown > 0 {
+            tracing::warn!(dn = DN, "{unknown} records of the cluster are not understood, and admit nobody");
+        }
+        match voters.is_empty() {
+            true => Err(InvalidRecords::NoVoter),
+            false => Ok(Self { node, cluster: message.cluster.clone(), voters, operators }),
+        }
+    }
+}
+
+fn parse_voter(voter: &node_v1::Voter) -> Option<Peer> {
+    let (id, key) = (voter.node.parse().ok()?, voter.key.parse().ok()?);
+    Some(Peer { id, key, address: voter.address.parse().ok()?, is_worker: false })
+}
+
 pub(crate) fn parse_operator(operator: &node_v1::Operator) -> Option<Identity> {
     let (key, role) = (operator.key.parse().ok()?, operator.role.parse().ok()?);
     let name = operator.name.clone();

@@ -10,8 +10,8 @@ use hyper_util::rt::TokioIo;
 use nodekeel_cluster::consensus::PeerUrl;
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolCallError, Enroller};
 use nodekeel_cluster::node::{
-    EnrolRequest, InvalidJoinRole, JoinRole, JoinSecret, JoinTicketId, KnownNode, NodeApi, TicketVoter,
-    VoterKeyDigest, WorkerRequest,
+    EnrolRequest, InvalidJoinRole, JoinRole, JoinSecret, JoinTicket, JoinTicketId, KnownNode, NodeApi,
+    TicketVoter, VoterKeyDigest, WorkerRequest,
 };
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
@@ -140,6 +140,23 @@ fn to_message(request: &EnrolRequest) -> node_v1::EnrolRequest {
         member_certificate: request.member_certificate.der_bytes().to_vec(),
         node_signature: request.node_signature.clone(),
         member_signature: request.member_signature.clone(),
+    }
+}
+
+/// The request of a worker by this ticket.
+pub(crate) fn worker_message(
+    ticket: &JoinTicket,
+    certificate: &Certificate,
+    address: SocketAddr,
+) -> node_v1::EnrolRequest {
+    node_v1::EnrolRequest {
+        ticket: ticket.id().as_bytes().to_vec(),
+        secret: ticket.secret().expose_bytes().to_vec(),
+        role: JoinRole::Worker.to_string(),
+        address: address.ip().to_string(),
+        port: address.port().into(),
+        node_certificate: certificate.der_bytes().to_vec(),
+        ..Default::default()
     }
 }
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster_records::Records;
 use super::peers::{Peer, PeersFile};
 use crate::access::{AdmittedKeys, Principal, PrivateKey, PublicKey};
+use crate::parts::worker::Worker;
 
 /// The connections that one key can have open. A further one closes the oldest.
 const MAX_CONNECTIONS: usize = 32;
@@ -180,6 +181,8 @@ pub(crate) struct Api {
     pub(crate) peers: PeersFile,
     /// What this node, a voter, knows of the records of its cluster.
     pub(crate) records: watch::Sender<Records>,
+    /// The worker that it is.
+    pub(crate) worker: Option<Arc<Worker>>,
 }
 
 impl Api {

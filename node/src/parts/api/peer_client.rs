@@ -8,7 +8,9 @@ use nodekeel_localstorage::volume::UnlockKey;
 use thiserror::Error;
 use tokio::time::timeout;
 use tonic::Status;
+use tonic::transport::Channel;
 
+use super::cluster_records::InvalidRecords;
 use super::identities::Api;
 use super::peers::Peer;
 use crate::access::PublicKey;
@@ -19,7 +21,7 @@ use crate::node_v1::UnlockKeysRequest;
 use crate::node_v1::node_client::NodeClient;
 
 /// The time for a connection and a call. A node answers within milliseconds; one whose machine is off does not answer at all.
-const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The keys of an answer that are tried, each of which takes a second: a node has two during a rotation.
 const MAX_KEYS: usize = 4;
@@ -35,22 +37,23 @@ pub(crate) enum PeerKeysError {
     Peer(Vec<PeerError>),
 }
 
-fn describe_all(errors: &[PeerError]) -> String {
+/// Names each node that was asked, with its answer.
+pub(crate) fn describe_all(errors: &[PeerError]) -> String {
     let texts: Vec<_> = errors.iter().map(|error| error_chain(error)).collect();
     texts.join("; ")
 }
 
-/// A node does not give the key.
+/// A node does not answer as it should.
 #[derive(Debug, Error)]
 #[error("node {} at {}", peer.id, peer.address)]
 pub(crate) struct PeerError {
-    peer: Peer,
+    pub(crate) peer: Peer,
     #[source]
-    problem: PeerProblem,
+    pub(crate) problem: PeerProblem,
 }
 
 #[derive(Debug, Error)]
-enum PeerProblem {
+pub(crate) enum PeerProblem {
     #[error("does not answer within {} s", CALL_TIMEOUT.as_secs())]
     Timeout,
     #[error("does not admit this node: it was removed from the cluster, or its key is a new one")]
@@ -61,6 +64,8 @@ enum PeerProblem {
     Connect(#[source] io::Error),
     #[error("{}", .0.message())]
     Refused(Status),
+    #[error(transparent)]
+    Records(InvalidRecords),
 }
 
 impl Api {
@@ -88,12 +93,8 @@ impl Api {
         if keys.is_empty() { Err(PeerKeysError::Peer(errors)) } else { Ok(keys) }
     }
 
-    async fn ask_peer(&self, peer: Peer, volume: &str) -> (Peer, Result<Vec<UnlockKey>, PeerProblem>) {
-        let asked = timeout(CALL_TIMEOUT, self.call_peer(&peer, volume)).await;
-        (peer, asked.unwrap_or(Err(PeerProblem::Timeout)))
-    }
-
-    async fn call_peer(&self, peer: &Peer, volume: &str) -> Result<Vec<UnlockKey>, PeerProblem> {
+    /// Connects to another node, as this one.
+    pub(crate) async fn connect_peer(&self, peer: &Peer) -> Result<NodeClient<Channel>, PeerProblem> {
         let channel = connect_channel(peer.address.to_string(), peer.key, &self.key).await;
         let channel = channel.map_err(|error| match error {
             ConnectError::UnknownOperator { .. } => PeerProblem::Removed,
@@ -101,8 +102,18 @@ impl Api {
             ConnectError::Remote { source, .. } => PeerProblem::Connect(source),
             other => PeerProblem::Connect(io::Error::other(other)),
         })?;
+        Ok(NodeClient::new(channel))
+    }
+
+    async fn ask_peer(&self, peer: Peer, volume: &str) -> (Peer, Result<Vec<UnlockKey>, PeerProblem>) {
+        let asked = timeout(CALL_TIMEOUT, self.call_peer(&peer, volume)).await;
+        (peer, asked.unwrap_or(Err(PeerProblem::Timeout)))
+    }
+
+    async fn call_peer(&self, peer: &Peer, volume: &str) -> Result<Vec<UnlockKey>, PeerProblem> {
         let request = UnlockKeysRequest { volume: volume.to_owned() };
-        let answer = NodeClient::new(channel).unlock_keys(request).await.map_err(PeerProblem::Refused)?;
+        let answer =
+            self.connect_peer(peer).await?.unlock_keys(request).await.map_err(PeerProblem::Refused)?;
         // Bytes of another length open no volume.
         let keys = answer.into_inner().keys.into_iter().filter_map(|key| UnlockKey::from_bytes(&key).ok());
         Ok(keys.take(MAX_KEYS).collect())

@@ -32,6 +32,7 @@ use crate::parts::api::identities::{Api, Connection, Identities};
 use crate::parts::api::peers::PeerWatch;
 use crate::parts::api::records::RecordWatch;
 use crate::parts::control::{GRACE_PERIOD, control_routes, to_router};
+use crate::parts::worker::WorkerRun;
 use crate::running::RunningNode;
 
 /// The handshakes in progress. A further one takes the place of the oldest.
@@ -86,7 +87,7 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
     ApiServer { server, running, api }
 }
 
-/// The server, and below it the watches of the cluster's nodes and of its operators.
+/// The server, and below it the watches of the cluster's nodes and of its operators, or a worker's way into its cluster.
 struct ApiServer<S> {
     server: S,
     running: Arc<RunningNode>,
@@ -111,8 +112,12 @@ impl<S: Runnable> Runnable for ApiServer<S> {
             let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
             ChildSpec::new("records", watch).policy(policy())
         });
+        let worker = self.api.worker.clone().map(|worker| {
+            let run = WorkerRun { api: Arc::clone(&self.api), worker };
+            ChildSpec::new("worker", run).policy(policy())
+        });
         Box::pin(async move {
-            for watch in peers.into_iter().chain(records) {
+            for watch in peers.into_iter().chain(records).chain(worker) {
                 ctx.run_child_with(watch)?;
             }
             serving.await

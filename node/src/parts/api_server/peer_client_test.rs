@@ -69,7 +69,7 @@ fn api(address: SocketAddr, scratch: &tempfile::TempDir, peers: &[Peer]) -> Api 
     identities.replace(Source::Nodes, peers.iter().map(Peer::identity).collect());
     let key = Arc::new(PrivateKey::generate().expect("random numbers"));
     let records = watch::Sender::default();
-    Api { address, key, identities, cluster_operators: false, peers: file, records }
+    Api { address, key, identities, cluster_operators: false, peers: file, records, worker: None }
 }
 
 fn peer(digit: usize, key: PublicKey, address: SocketAddr) -> Peer {

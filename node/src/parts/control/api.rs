@@ -32,6 +32,7 @@ use crate::parts::cluster::join_tickets;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
 use crate::parts::storage::control::StorageControl;
+use crate::parts::worker::{Worker, find_worker};
 use crate::reset::answer_reset;
 use crate::running::{ConfigRequest, RunningNode};
 use crate::v1::control_server::{Control, ControlServer};
@@ -208,6 +209,9 @@ impl ControlService {
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn cluster(&self) -> Result<ClusterNode, Status> {
+        if let Some((api, _)) = find_worker(&self.running) {
+            return Err(Worker::refusal(&api));
+        }
         cluster::require_cluster(self.running.extension())
     }
 
@@ -426,6 +430,9 @@ impl Control for ControlService {
     }
 
     async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
+        if let Some((_, worker)) = find_worker(&self.running) {
+            return Ok(Response::new(worker.cluster_status()));
+        }
         Ok(Response::new(cluster::cluster_status(&self.cluster()?, &self.running.plan().config)))
     }
 

@@ -10,44 +10,44 @@ use super::{MemberFixture, cluster_identity, list_members, wait_failing};
 use crate::harness::{NodedProcess, wait};
 
 /// A member with an API for other machines.
-struct ApiMember {
-    member: MemberFixture,
-    _port: ReservedPort,
+pub(super) struct ApiMember {
+    pub(super) member: MemberFixture,
+    pub(super) port: ReservedPort,
 }
 
 impl ApiMember {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let port = reserve_port().unwrap();
         let section = format!("[api]\naddress = \"{}\"\n", port.socket_address());
-        Self { member: MemberFixture::new().with_sections(&section), _port: port }
+        Self { member: MemberFixture::new().with_sections(&section), port }
     }
 
     /// A node that has this content in the place of its ticket, and does not join yet.
-    fn spawn_with(&self, ticket: impl AsRef<[u8]>) -> NodedProcess {
+    pub(super) fn spawn_with(&self, ticket: impl AsRef<[u8]>) -> NodedProcess {
         let scratch = ScratchDir::new().unwrap();
         give_ticket(&scratch, ticket);
         self.member.spawn(scratch)
     }
 }
 
-fn give_ticket(scratch: &ScratchDir, ticket: impl AsRef<[u8]>) {
+pub(super) fn give_ticket(scratch: &ScratchDir, ticket: impl AsRef<[u8]>) {
     let esp = scratch.path().join("data/esp");
     fs::create_dir_all(&esp).unwrap();
     fs::write(esp.join("enrolment.pb"), ticket).unwrap();
 }
 
 /// The first member, once its API is recorded.
-fn start_first(first: &ApiMember) -> NodedProcess {
+pub(super) fn start_first(first: &ApiMember) -> NodedProcess {
     let noded = first.member.start_new();
     noded.wait_ready("root.api.peers");
     noded
 }
 
-fn create_ticket(noded: &NodedProcess, args: &[&str]) -> Value {
+pub(super) fn create_ticket(noded: &NodedProcess, args: &[&str]) -> Value {
     noded.ask_json(&[&["cluster", "ticket", "create"], args].concat())
 }
 
-fn text(ticket: &Value) -> &str {
+pub(super) fn text(ticket: &Value) -> &str {
     ticket["ticket"].as_str().unwrap()
 }
 

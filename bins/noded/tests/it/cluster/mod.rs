@@ -7,6 +7,7 @@ mod configuration;
 mod join_tickets;
 mod reset;
 mod tickets;
+mod workers;
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,0 +1,281 @@
+//! Workers: nodes of a cluster without a member.
+
+use std::time::{Duration, Instant};
+
+use nodekeel_node::node::NodeHandle;
+use serde_json::Value;
+use testbed::{ReservedPort, ScratchDir, reserve_port};
+
+use super::join_tickets::{ApiMember, create_ticket, give_ticket, start_first, text};
+use super::{cluster_identity, list_members, wait_failing};
+use crate::harness::{NodedProcess, check, wait};
+
+/// The configuration of a worker, which keeps its port across restarts.
+struct WorkerFixture {
+    config: String,
+    port: ReservedPort,
+}
+
+impl WorkerFixture {
+    fn new() -> Self {
+        let port = reserve_port().unwrap();
+        let config = format!(
+            "services.containerd.enable = false\n[worker]\n[api]\naddress = \"{}\"\ncluster_operators = true\n",
+            port.socket_address()
+        );
+        Self { config, port }
+    }
+
+    fn spawn(&self, scratch: ScratchDir) -> NodedProcess {
+        let mut noded = NodedProcess::spawn(scratch, &self.config, &[], |_| {});
+        noded.wait_for_line("control socket at");
+        noded
+    }
+
+    fn spawn_with(&self, ticket: &Value) -> NodedProcess {
+        let scratch = ScratchDir::new().unwrap();
+        give_ticket(&scratch, text(ticket));
+        self.spawn(scratch)
+    }
+
+    fn start_here(&self, scratch: &ScratchDir) -> NodeHandle {
+        NodeHandle::builder("test.toml", &*self.config).data(scratch.path().join("data")).start().unwrap()
+    }
+}
+
+fn worker_ticket(voter: &NodedProcess, args: &[&str]) -> Value {
+    create_ticket(voter, &[&["--role", "worker"], args].concat())
+}
+
+/// The names of the operators that a node admits because its cluster does.
+fn cluster_operators(noded: &NodedProcess) -> Vec<String> {
+    let listed = noded.ask_json(&["operator", "list"]);
+    let operators = listed["operators"].as_array().unwrap();
+    let of_cluster = operators.iter().filter(|operator| operator["source"] == "cluster");
+    of_cluster.map(|operator| operator["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn wait_operators(noded: &NodedProcess, names: &[&str]) {
+    wait("the operators of the cluster", || {
+        let found = cluster_operators(noded);
+        anyhow::ensure!(found == names, "{found:?} instead of {names:?}");
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_worker_serves_what_it_had_without_a_voter_and_says_so_until_one_is_back() {
+    let voter = ApiMember::new();
+    let first = start_first(&voter);
+    let fixture = WorkerFixture::new();
+    let worker = fixture.spawn_with(&worker_ticket(&first, &[]));
+    worker.wait_ready("root.api.worker");
+    let identity = cluster_identity(&worker);
+    assert_eq!(identity.1, cluster_identity(&first).1);
+    let members = list_members(&first);
+    let listed = members.as_array().unwrap();
+    assert_eq!(listed.len(), 2, "{members}");
+    let address = fixture.port.socket_address().to_string();
+    assert_eq!(
+        (&listed[1]["name"], &listed[1]["worker"], &listed[1]["address"]),
+        (&identity.0, &true.into(), &Value::from(address.clone()))
+    );
+    let table = first.ask(&["cluster", "members"]);
+    assert!(table.contains("worker") && table.contains(&address), "{table}");
+    worker.nodectl(&["cluster", "members"]).assert_fails(1, "this node is a worker");
+    assert!(!worker.data().join("data/etcd").exists() && !worker.data().join("data/cluster").exists());
+
+    let key = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg";
+    first.ask(&["operator", "add", "alice", "--key", key, "--role", "reader"]);
+    wait_operators(&worker, &["alice"]);
+
+    let kept = first.stop_and_keep();
+    let cut_off = |worker: &NodedProcess| {
+        wait_failing(worker, "the loss of the voter", |status, detail| {
+            status["state"] == "Unhealthy"
+                && detail.contains("is cut off from its cluster, and serves what it knew since 20")
+                && detail.contains(&format!("at {}: ", voter.port.socket_address()))
+        })
+    };
+    cut_off(&worker);
+    let worker = fixture.spawn(worker.kill());
+    // Without any voter since its start.
+    worker.wait_ready("root.api.worker");
+    assert_eq!(cut_off(&worker)["node"], identity.0);
+    assert_eq!(cluster_operators(&worker), ["alice"]);
+    wait("the warning", || {
+        let health = worker.ask(&["health"]);
+        anyhow::ensure!(health.contains("is cut off from its cluster"), "{health}");
+        Ok(())
+    });
+
+    let first = voter.member.start(kept);
+    wait("a voter", || {
+        let ended = worker.nodectl(&["cluster", "status"]);
+        anyhow::ensure!(ended.code == Some(0), "{ended:?}");
+        Ok(())
+    });
+    assert_eq!(cluster_identity(&worker), identity);
+    first.ask(&["operator", "remove", "alice"]);
+    wait_operators(&worker, &[]);
+    worker.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_worker_that_is_removed_says_so_and_joins_again_by_another_ticket_alone() {
+    let voter = ApiMember::new();
+    let first = start_first(&voter);
+    let fixture = WorkerFixture::new();
+    let key = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg";
+    first.ask(&["operator", "add", "alice", "--key", key, "--role", "reader"]);
+    let ticket = worker_ticket(&first, &["--uses", "2"]);
+    let worker = fixture.spawn_with(&ticket);
+    worker.wait_ready("root.api.worker");
+    let identity = cluster_identity(&worker);
+    wait_operators(&worker, &["alice"]);
+    let id = identity.0.as_str().unwrap();
+    first.ask(&["cluster", "remove", id]);
+    let removed = Instant::now();
+    let is_removed = |worker: &NodedProcess| {
+        wait_failing(worker, "the removal", |status, detail| {
+            status["state"] == "Failed"
+                && detail.contains("was removed from its cluster, and waits for another ticket")
+        });
+        assert_eq!(cluster_operators(worker), [""; 0]);
+    };
+    is_removed(&worker);
+    println!("a worker knew of its removal after {:.1?}", removed.elapsed());
+    assert_eq!(list_members(&first).as_array().unwrap().len(), 1);
+    let health = worker.nodectl(&["health"]);
+    assert!(health.stdout.contains("was removed from its cluster"), "{health:?}");
+    // Its ticket has a use left.
+    let worker = fixture.spawn(worker.kill());
+    is_removed(&worker);
+    give_ticket(&worker.scratch, text(&worker_ticket(&first, &[])));
+    worker.wait_ready("root.api.worker");
+    assert_eq!(cluster_identity(&worker), identity);
+    wait_operators(&worker, &["alice"]);
+    worker.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_worker_needs_a_ticket_of_its_role_and_waits_for_a_voter() {
+    let voter = ApiMember::new();
+    let first = start_first(&voter);
+    let of_voter = create_ticket(&first, &[]);
+    let worker = WorkerFixture::new().spawn_with(&of_voter);
+    wait_failing(&worker, "the refusal", |status, detail| {
+        status["state"] == "Waiting" && detail.contains("is for a voter, and this node is a worker")
+    });
+    let ticket = worker_ticket(&first, &[]);
+    let kept = first.stop_and_keep();
+    give_ticket(&worker.scratch, text(&ticket));
+    wait_failing(&worker, "a voter", |status, detail| {
+        status["state"] == "Waiting" && detail.contains("waits for a voter that redeems its join ticket")
+    });
+    let first = voter.member.start(kept);
+    worker.wait_ready("root.api.worker");
+    let tickets = first.ask(&["cluster", "ticket", "list"]);
+    assert!(tickets.contains("worker"), "{tickets}");
+    worker.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "sampled: needs etcd"]
+fn a_worker_follows_another_voter_when_its_own_stops() {
+    let members = [(); 3].map(|()| ApiMember::new());
+    let first = start_first(&members[0]);
+    let ticket = create_ticket(&first, &["--uses", "2"]);
+    let others = [1, 2].map(|index| members[index].spawn_with(text(&ticket)));
+    others.iter().for_each(|node| node.wait_ready("root.api.peers"));
+    let worker = WorkerFixture::new().spawn_with(&worker_ticket(&first, &[]));
+    worker.wait_ready("root.api.worker");
+    let mut voters = [first].into_iter().chain(others).map(Some).collect::<Vec<_>>();
+    let followed = || {
+        let log = worker.ask(&["logs", "root.api.worker"]);
+        let last =
+            log.lines().rev().find(|line| line.contains("follows node")).unwrap_or_default().to_owned();
+        members.iter().position(|member| last.ends_with(&member.port.socket_address().to_string()))
+    };
+    let before = wait("a voter", || followed().ok_or_else(|| anyhow::anyhow!("none")));
+    voters[before].take().unwrap().stop();
+    let stopped = Instant::now();
+    wait("another voter", || {
+        anyhow::ensure!(followed().is_some_and(|now| now != before));
+        Ok(())
+    });
+    cluster_identity(&worker);
+    println!("a worker followed another voter after {:.1?}", stopped.elapsed());
+    worker.stop();
+    voters.into_iter().flatten().for_each(|voter| _ = voter.stop());
+}
+
+/// So many workers in this process enrol by one ticket at once.
+async fn enrol_workers(count: u16) -> Duration {
+    let voter = ApiMember::new();
+    let (first, ticket) = tokio::task::block_in_place(|| {
+        let first = start_first(&voter);
+        let ticket = worker_ticket(&first, &["--uses", &count.to_string()]);
+        (first, ticket)
+    });
+    let fixtures: Vec<_> = (0..count).map(|_| (WorkerFixture::new(), ScratchDir::new().unwrap())).collect();
+    fixtures.iter().for_each(|(_, scratch)| give_ticket(scratch, text(&ticket)));
+    let began = Instant::now();
+    let workers: Vec<_> = fixtures.iter().map(|(fixture, scratch)| fixture.start_here(scratch)).collect();
+    for worker in &workers {
+        worker.wait_ready("root.api.worker").await;
+    }
+    let took = began.elapsed();
+    println!("{count} workers have enrolled in {took:.1?}");
+    let nodes = tokio::task::block_in_place(|| list_members(&first));
+    assert_eq!(nodes.as_array().unwrap().len(), usize::from(count) + 1);
+    for worker in workers {
+        assert!(worker.shutdown().await.stragglers.is_empty());
+    }
+    tokio::task::block_in_place(|| first.stop());
+    took
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd"]
+async fn ten_workers_enrol_at_once_by_one_ticket() {
+    enrol_workers(10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: 100 workers in one process"]
+async fn a_hundred_workers_enrol_within_a_minute() {
+    let took = enrol_workers(100).await;
+    assert!(took < Duration::from_secs(60), "{took:?}");
+}
+
+#[test]
+fn a_worker_has_an_api_at_an_address_and_neither_a_cluster_nor_an_etcd() {
+    let scratch = ScratchDir::new().unwrap();
+    let refuses = |config: &str, text: &str| {
+        let config = format!("services.containerd.enable = false\n{config}");
+        check(scratch.path(), &config, &[]).assert_fails(3, text);
+    };
+    let fixture = WorkerFixture::new();
+    refuses("[worker]\n", "worker: requires [api]");
+    refuses(
+        "[worker]\n[api]\naddress = \"0.0.0.0:7443\"\n",
+        "api.address: must be an address of this machine",
+    );
+    refuses(
+        "[worker]\n[cluster]\naddress = \"127.0.0.1\"\n[api]\naddress = \"127.0.0.1:7443\"\n",
+        "worker: conflicts with [cluster]",
+    );
+    refuses(
+        "[worker]\n[services.etcd]\npeer_port = 7001\n[api]\naddress = \"127.0.0.1:7443\"\n",
+        "services.etcd: a worker has no etcd",
+    );
+    let output = check(scratch.path(), &fixture.config, &[]).output();
+    assert!(output.contains("and a worker of a cluster") && !output.contains("etcd"), "{output}");
+}

@@ -1,0 +1,275 @@
+//! How a worker joins its cluster, and follows it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use nodekeel_cluster::enrolment::EnrolCallError;
+use nodekeel_cluster::node::{EnrolmentTicket, JoinTicket};
+use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
+use nodekeel_supervisor::{Backoff, Context, Failure};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tonic::{Code, Status};
+
+use super::membership::Membership;
+use super::{REMOVED, Worker, WorkerStatus};
+use crate::blocking::run_blocking;
+use crate::error_chain::error_chain;
+use crate::node_v1::node_client::NodeClient;
+use crate::node_v1::{WatchRecordsRequest, WhoAmIRequest};
+use crate::parts::api::Api;
+use crate::parts::api::cluster_records::ToldRecords;
+use crate::parts::api::enrol::{call_voter, connect, worker_message};
+use crate::parts::api::identities::Source;
+use crate::parts::api::peer_client::{CALL_TIMEOUT, PeerError, PeerProblem, describe_all};
+use crate::parts::api::peers::Peer;
+use crate::parts::storage::unlock::random_fraction;
+
+/// The pause between two looks for a ticket, while the node waits for one.
+const TICKET_PAUSE: Duration = Duration::from_secs(2);
+
+/// The pauses between two calls of the voters that a join ticket names.
+const REDEMPTION_BACKOFF: Backoff =
+    Backoff { initial: Duration::from_millis(500), factor: 1.5, max: Duration::from_secs(10), jitter: 0.5 };
+
+/// The pauses after all voters were asked, and none can be followed.
+const VOTERS_BACKOFF: Backoff =
+    Backoff { initial: Duration::from_millis(200), factor: 2.0, max: Duration::from_secs(5), jitter: 0.5 };
+
+/// A voter that was followed for this long was a good one.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// One run of the worker.
+pub(super) struct Follower {
+    pub(super) api: Arc<Api>,
+    pub(super) worker: Arc<Worker>,
+    pub(super) ctx: Context,
+}
+
+/// A voter is not followed any more.
+struct Ended {
+    /// True if it had told anything.
+    has_told: bool,
+    why: PeerProblem,
+}
+
+impl Follower {
+    /// Returns an error alone: that of a file.
+    pub(super) async fn follow(&self) -> Result<Infallible, Failure> {
+        let file = self.worker.membership.clone();
+        let mut known = run_blocking(move || file.read()).await?;
+        loop {
+            let member = match known {
+                Some(member) if !member.is_removed => member,
+                former => self.join(former.as_ref()).await?,
+            };
+            known = Some(self.follow_voters(member).await?);
+        }
+    }
+
+    /// Waits for a ticket, and redeems it: not that by which the node has joined before it was removed.
+    async fn join(&self, former: Option<&Membership>) -> Result<Membership, Failure> {
+        let certificate = self.certify()?;
+        let (mut last, mut failures, mut next_call) = (None, 0, Instant::now());
+        loop {
+            let tickets = self.worker.tickets.clone();
+            let found = run_blocking(move || tickets.load_ticket()).await;
+            match found {
+                Ok(Some(EnrolmentTicket::Join(pending))) => {
+                    let ticket = pending.ticket();
+                    let is_used = former.is_some_and(|former| former.ticket == ticket.id().to_string());
+                    if last != Some(ticket.id()) {
+                        (last, failures, next_call) = (Some(ticket.id()), 0, Instant::now());
+                    }
+                    if is_used {
+                        self.wait_for(former, "another ticket", WORKER_TICKET)?;
+                    } else if next_call <= Instant::now() {
+                        match self.redeem(ticket, &certificate).await {
+                            Ok(member) => return Ok(member),
+                            Err(why) => {
+                                self.wait_for(former, "a voter that redeems its join ticket", &why)?
+                            }
+                        }
+                        failures += 1;
+                        next_call =
+                            Instant::now() + REDEMPTION_BACKOFF.jittered_delay(failures, random_fraction());
+                    }
+                }
+                Ok(Some(_)) => {
+                    self.wait_for(former, "a join ticket: a golden ticket is for a voter", WORKER_TICKET)?;
+                }
+                Ok(None) => self.wait_for(former, "a ticket", WORKER_TICKET)?,
+                Err(error) => self.wait_for(former, "a ticket", &error_chain(&error))?,
+            }
+            let look = Instant::now() + TICKET_PAUSE;
+            // A call that is due is not delayed by the next look.
+            sleep_until(if next_call > Instant::now() { look.min(next_call) } else { look }).await;
+        }
+    }
+
+    /// The certificate of the key of the API, which is that of the node.
+    fn certify(&self) -> Result<Certificate, Failure> {
+        let key = PrivateKey::from_pkcs8(self.api.key.pkcs8())?;
+        Ok(CertificateTemplate::default().self_sign(&key)?)
+    }
+
+    fn wait_for(&self, former: Option<&Membership>, awaited: &str, hint: &str) -> Result<(), Failure> {
+        self.ctx.signal_not_ready(format!("waits for {awaited}; {hint}"))?;
+        let (awaited, hint) = (awaited.to_owned(), hint.to_owned());
+        self.worker.set_status(match former {
+            Some(member) => WorkerStatus::Removed { member: member.clone(), awaited, hint },
+            None => WorkerStatus::Waiting { awaited, hint },
+        });
+        Ok(())
+    }
+
+    /// Redeems a ticket at the first of its voters that admits the node. An error says why none does.
+    async fn redeem(&self, ticket: &JoinTicket, certificate: &Certificate) -> Result<Membership, String> {
+        let mut errors = Vec::new();
+        for voter in ticket.voters() {
+            let request = worker_message(ticket, certificate, self.api.address);
+            let told = match call_voter(voter, &self.api.key, request).await {
+                Ok(answer) => ToldRecords::parse(&answer.records.unwrap_or_default())
+                    .map_err(|error| error_chain(&error)),
+                // Another one would, too.
+                Err(EnrolCallError::Refused(why)) => return Err(why),
+                Err(error) => Err(error_chain(&error)),
+            };
+            match told {
+                Ok(told) => {
+                    let member = self.apply(&ticket.id().to_string(), told).await;
+                    return member.map_err(|error| format!("can't keep the answer of a voter: {error}"));
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(errors.join("; "))
+    }
+
+    /// Serves what a voter has told, and keeps it.
+    async fn apply(&self, ticket: &str, told: ToldRecords) -> std::io::Result<Membership> {
+        let ToldRecords { node, cluster, voters, operators } = told;
+        let ticket = ticket.to_owned();
+        let member = Membership { node, cluster, ticket, is_removed: false, operators };
+        self.serve(&member);
+        let (peers, kept) = (self.api.peers.clone(), member.clone());
+        let file = self.worker.membership.clone();
+        // The voters first: a member without voters could never ask one.
+        run_blocking(move || peers.write(&voters).and_then(|()| file.write(&kept))).await?;
+        Ok(member)
+    }
+
+    /// Admits the operators of the cluster, if the configuration says so.
+    fn serve(&self, member: &Membership) {
+        if self.api.cluster_operators {
+            self.api.identities.replace(Source::Cluster, member.operators.clone());
+        }
+    }
+
+    /// Follows one voter after the other, until the cluster has removed the node. Returns what is kept then.
+    async fn follow_voters(&self, mut member: Membership) -> Result<Membership, Failure> {
+        self.serve(&member);
+        let mut since = SystemTime::now();
+        self.cut_off(&member, since, &[]);
+        self.ctx.signal_ready()?;
+        let (mut errors, mut failures) = (Vec::<PeerError>::new(), 0);
+        // The workers of a cluster begin with different ones.
+        let mut turn = usize::from(self.api.key.public_key().to_bytes()[0]);
+        loop {
+            let file = self.api.peers.clone();
+            let voters = run_blocking(move || file.read()).await?;
+            let Some(voter) = voters.get(turn % voters.len().max(1)).cloned() else {
+                return Err(Failure::new(
+                    "no voter of the cluster is known: join the node by another ticket",
+                ));
+            };
+            turn += 1;
+            let began = Instant::now();
+            let Ended { has_told, why } = self.follow_voter(&voter, &mut member).await?;
+            if matches!(why, PeerProblem::Removed) && self.is_removed(&voter).await {
+                return self.leave(member, &voter).await;
+            }
+            if has_told {
+                since = SystemTime::now();
+                errors.clear();
+            }
+            if began.elapsed() >= STABLE {
+                failures = 0;
+            }
+            errors.push(PeerError { peer: voter, problem: why });
+            self.cut_off(&member, since, &errors);
+            if errors.len() >= voters.len() {
+                failures += 1;
+                sleep(VOTERS_BACKOFF.jittered_delay(failures, random_fraction())).await;
+                errors.clear();
+            }
+        }
+    }
+
+    fn cut_off(&self, member: &Membership, since: SystemTime, errors: &[PeerError]) {
+        let asked = describe_all(errors);
+        if !asked.is_empty() {
+            tracing::warn!("follows no voter: {asked}");
+        }
+        self.worker.set_status(WorkerStatus::CutOff { member: member.clone(), since, asked });
+    }
+
+    /// Follows a voter as long as it tells anything. An error is that of a file.
+    async fn follow_voter(&self, voter: &Peer, member: &mut Membership) -> Result<Ended, Failure> {
+        let mut has_told = false;
+        let ended = |has_told, why| Ok(Ended { has_told, why });
+        let request = WatchRecordsRequest { address: self.api.address.to_string() };
+        let connected = timeout(CALL_TIMEOUT, async {
+            let mut client = self.api.connect_peer(voter).await?;
+            let answer = client.watch_records(request).await.map_err(PeerProblem::Refused)?;
+            Ok(answer.into_inner())
+        });
+        let mut records = match connected.await.unwrap_or(Err(PeerProblem::Timeout)) {
+            Ok(records) => records,
+            Err(why) => return ended(has_told, why),
+        };
+        loop {
+            let told = match records.message().await {
+                Ok(Some(message)) => ToldRecords::parse(&message),
+                Ok(None) => {
+                    return ended(has_told, PeerProblem::Refused(Status::unavailable("it has stopped")));
+                }
+                Err(status) => return ended(has_told, PeerProblem::Refused(status)),
+            };
+            match told {
+                Ok(told) => *member = self.apply(&member.ticket, told).await?,
+                Err(error) => return ended(has_told, PeerProblem::Records(error)),
+            }
+            if !has_told {
+                tracing::info!("follows node {} at {}", voter.id, voter.address);
+            }
+            has_told = true;
+            self.worker.set_status(WorkerStatus::Following(member.clone()));
+        }
+    }
+
+    /// Asks a voter that does not admit the node whether the cluster has removed it: the voter alone may not know it yet, or not
+    /// know that it is back.
+    async fn is_removed(&self, voter: &Peer) -> bool {
+        let expected = voter.key;
+        let asked = timeout(CALL_TIMEOUT, async {
+            let channel = connect(voter.address, move |key| *key == expected, &self.api.key).await;
+            let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+            NodeClient::new(channel).who_am_i(WhoAmIRequest {}).await
+        });
+        matches!(asked.await, Ok(Err(status)) if status.code() == Code::NotFound)
+    }
+
+    /// Admits nobody of the cluster any more.
+    async fn leave(&self, member: Membership, voter: &Peer) -> Result<Membership, Failure> {
+        tracing::error!("the node {REMOVED}, as node {} at {} says", voter.id, voter.address);
+        let member = Membership { is_removed: true, operators: Vec::new(), ..member };
+        self.serve(&member);
+        let (file, kept) = (self.worker.membership.clone(), member.clone());
+        run_blocking(move || file.write(&kept)).await?;
+        Ok(member)
+    }
+}
+
+/// What to do on a node that waits for a ticket.
+const WORKER_TICKET: &str = "`nodectl cluster ticket create --role worker` on a voter, and copy it to esp/enrolment.pb below the data directory";
