@@ -309,3 +309,22 @@ fn own_node_runs_its_own_parts_and_rejoins_its_cluster_at_the_second_boot() {
     let text = example_output("own_node");
     assert_in_order(&text, &[&first[..], &ready, &stopped, &second, &ready, &stopped].concat());
 }
+
+#[cfg(feature = "node")]
+#[test]
+fn three_nodes_are_a_cluster_whose_worker_serves_an_operator_without_any_voter() {
+    let text = example_output("three_nodes");
+    assert_in_order(
+        &text,
+        &[
+            "the first voter has made a cluster",
+            "the second voter has joined",
+            "the worker has joined",
+            "the cluster has 2 voters and 1 worker",
+            "alice asks the worker: Running",
+            "no voter is left",
+            "alice asks the worker: Unhealthy",
+            "is cut off from its cluster, and serves what it knew since 20",
+        ],
+    );
+}

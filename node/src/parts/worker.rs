@@ -10,7 +10,6 @@
 mod follow;
 mod membership;
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -83,7 +82,7 @@ pub(crate) struct Worker {
 }
 
 /// How far a worker is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum WorkerStatus {
     /// In no cluster: what it waits for, and what to do.
     Waiting { awaited: String, hint: String },
@@ -107,8 +106,11 @@ impl Worker {
     }
 
     fn set_status(&self, status: WorkerStatus) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
-        self.health.announce();
+        let mut present = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        if *present != status {
+            *present = status;
+            self.health.announce();
+        }
     }
 
     /// The answer to a request for the state of the node in its cluster.
@@ -206,11 +208,5 @@ impl Runnable for WorkerRun {
                 failed = follower.follow() => failed.map(|never| match never {}),
             }
         })
-    }
-}
-
-impl fmt::Debug for WorkerRun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerRun").finish_non_exhaustive()
     }
 }

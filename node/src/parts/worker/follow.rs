@@ -71,35 +71,43 @@ impl Follower {
     async fn join(&self, former: Option<&Membership>) -> Result<Membership, Failure> {
         let certificate = self.certify()?;
         let (mut last, mut failures, mut next_call) = (None, 0, Instant::now());
+        let mut waits_for = (String::new(), String::new());
         loop {
             let tickets = self.worker.tickets.clone();
-            let found = run_blocking(move || tickets.load_ticket()).await;
-            match found {
+            let (awaited, hint) = match run_blocking(move || tickets.load_ticket()).await {
                 Ok(Some(EnrolmentTicket::Join(pending))) => {
                     let ticket = pending.ticket();
-                    let is_used = former.is_some_and(|former| former.ticket == ticket.id().to_string());
                     if last != Some(ticket.id()) {
                         (last, failures, next_call) = (Some(ticket.id()), 0, Instant::now());
                     }
-                    if is_used {
-                        self.wait_for(former, "another ticket", WORKER_TICKET)?;
-                    } else if next_call <= Instant::now() {
-                        match self.redeem(ticket, &certificate).await {
+                    if former.is_some_and(|former| former.ticket == ticket.id().to_string()) {
+                        ("another ticket".to_owned(), WORKER_TICKET.to_owned())
+                    } else if next_call > Instant::now() {
+                        waits_for.clone()
+                    } else {
+                        let why = match self.redeem(ticket, &certificate).await {
                             Ok(member) => return Ok(member),
-                            Err(why) => {
-                                self.wait_for(former, "a voter that redeems its join ticket", &why)?
-                            }
-                        }
+                            Err(why) => why,
+                        };
                         failures += 1;
-                        next_call =
-                            Instant::now() + REDEMPTION_BACKOFF.jittered_delay(failures, random_fraction());
+                        let pause = REDEMPTION_BACKOFF.jittered_delay(failures, random_fraction());
+                        next_call = Instant::now() + pause;
+                        ("a voter that redeems its join ticket".to_owned(), why)
                     }
                 }
                 Ok(Some(_)) => {
-                    self.wait_for(former, "a join ticket: a golden ticket is for a voter", WORKER_TICKET)?;
+                    ("a join ticket: a golden ticket is for a voter".to_owned(), WORKER_TICKET.to_owned())
                 }
-                Ok(None) => self.wait_for(former, "a ticket", WORKER_TICKET)?,
-                Err(error) => self.wait_for(former, "a ticket", &error_chain(&error))?,
+                Ok(None) => ("a ticket".to_owned(), WORKER_TICKET.to_owned()),
+                Err(error) => ("a ticket".to_owned(), error_chain(&error)),
+            };
+            if waits_for != (awaited.clone(), hint.clone()) {
+                self.ctx.signal_not_ready(format!("waits for {awaited}; {hint}"))?;
+                waits_for = (awaited.clone(), hint.clone());
+                self.worker.set_status(match former {
+                    Some(member) => WorkerStatus::Removed { member: member.clone(), awaited, hint },
+                    None => WorkerStatus::Waiting { awaited, hint },
+                });
             }
             let look = Instant::now() + TICKET_PAUSE;
             // A call that is due is not delayed by the next look.
@@ -111,16 +119,6 @@ impl Follower {
     fn certify(&self) -> Result<Certificate, Failure> {
         let key = PrivateKey::from_pkcs8(self.api.key.pkcs8())?;
         Ok(CertificateTemplate::default().self_sign(&key)?)
-    }
-
-    fn wait_for(&self, former: Option<&Membership>, awaited: &str, hint: &str) -> Result<(), Failure> {
-        self.ctx.signal_not_ready(format!("waits for {awaited}; {hint}"))?;
-        let (awaited, hint) = (awaited.to_owned(), hint.to_owned());
-        self.worker.set_status(match former {
-            Some(member) => WorkerStatus::Removed { member: member.clone(), awaited, hint },
-            None => WorkerStatus::Waiting { awaited, hint },
-        });
-        Ok(())
     }
 
     /// Redeems a ticket at the first of its voters that admits the node. An error says why none does.
