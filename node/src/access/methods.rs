@@ -81,8 +81,7 @@ const NODE: &str = "/nodekeel.node.v1.Node/";
 
 /// What a key on another machine stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Principal {
+pub(crate) enum Principal {
     /// An operator, with this role.
     Operator(Role),
     /// Another node of the cluster.
@@ -105,7 +104,7 @@ pub enum Callers {
 
 impl Callers {
     /// Returns whether this is one of them.
-    pub fn contains(self, principal: Principal) -> bool {
+    pub(crate) fn contains(self, principal: Principal) -> bool {
         match (self, principal) {
             (Self::Operators(least), Principal::Operator(role)) => role >= least,
             (Self::Nodes, Principal::Node) | (Self::Strangers, Principal::Stranger) => true,
@@ -116,7 +115,7 @@ impl Callers {
 
 /// Who may call the method with this path of gRPC, `/PACKAGE.SERVICE/METHOD`. The services that a program adds were made for root
 /// alone: their methods, like any that the tables do not have, are for admins.
-pub fn callers_of(path: &str) -> Callers {
+pub(crate) fn callers_of(path: &str) -> Callers {
     fn find<T: Copy>(methods: &[(&str, T)], method: &str) -> Option<T> {
         methods.iter().find(|(name, _)| *name == method).map(|(_, callers)| *callers)
     }
