@@ -24,7 +24,7 @@ use self::follow::Follower;
 pub(crate) use self::membership::check_arbitrary_membership;
 use self::membership::{Membership, MembershipFile};
 use super::api::Api;
-use super::api::{config, is_on};
+use super::api::{config, running_api};
 use crate::config::{ConfigViolation, EtcdConfig, NodedConfig};
 use crate::health::{HealthChanges, HealthCondition, HealthSource, NodeSnapshot};
 use crate::running::RunningNode;
@@ -168,7 +168,7 @@ pub(super) fn worker_health(node: Weak<RunningNode>) -> impl HealthSource {
 
 /// The worker that this node is, and its API.
 pub(crate) fn find_worker(running: &RunningNode) -> Option<(Arc<Api>, Arc<Worker>)> {
-    let api = running.extension::<Arc<Api>>().filter(|_| is_on(&running.plan().config))?;
+    let api = running_api(running)?;
     let worker = api.worker.clone()?;
     Some((api, worker))
 }

@@ -1,14 +1,10 @@
 //! The control API's calls about operators.
 
-use std::sync::Arc;
-
 use nodekeel_cluster::enrolment::ClusterNode;
 use tonic::Status;
 
 use super::config::{ApiConfig, NAME};
-use super::identities::Api;
-use super::is_on;
-use super::records;
+use super::{records, running_api};
 use crate::access::{InvalidKey, InvalidRole, Principal};
 use crate::running::RunningNode;
 use crate::v1;
@@ -21,8 +17,7 @@ pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsRespo
             "this node has no API for other machines: set api.address in its configuration",
         )
     };
-    // A reload that switches it off leaves the extension.
-    let api = running.extension::<Arc<Api>>().filter(|_| is_on(&running.plan().config)).ok_or_else(off)?;
+    let api = running_api(running).ok_or_else(off)?;
     let operators = api.identities.list().into_iter().filter_map(|(identity, connections)| {
         let Principal::Operator(role) = identity.principal else { return None };
         Some(v1::Operator {

@@ -24,7 +24,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 use super::identities::Api;
-use super::is_on;
+use super::running_api;
 use crate::access::{ClientTls, MismatchedKey, PrivateKey, PublicKey};
 use crate::error_chain::error_chain;
 use crate::node_v1;
@@ -46,22 +46,15 @@ impl fmt::Debug for ApiEnroller {
     }
 }
 
-impl ApiEnroller {
-    /// The API; a reload may have switched it on or off.
-    fn api(&self) -> Option<Arc<Api>> {
-        self.0.extension::<Arc<Api>>().filter(|_| is_on(&self.0.plan().config))
-    }
-}
-
 #[tonic::async_trait]
 impl Enroller for ApiEnroller {
     fn caller(&self) -> Option<String> {
-        self.api().map(|api| api.key.public_key().to_string())
+        running_api(&self.0).map(|api| api.key.public_key().to_string())
     }
 
     async fn enrol(&self, voter: &TicketVoter, request: &EnrolRequest) -> Result<Vec<u8>, EnrolCallError> {
         let unavailable = |source| EnrolCallError::Unavailable { voter: voter.address, source };
-        let api = self.api().ok_or_else(|| unavailable("the node has no API".into()))?;
+        let api = running_api(&self.0).ok_or_else(|| unavailable("the node has no API".into()))?;
         Ok(call_voter(voter, &api.key, to_message(request)).await?.enrolment)
     }
 }

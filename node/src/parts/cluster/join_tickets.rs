@@ -1,6 +1,5 @@
 //! The control API's calls about join tickets.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nodekeel_cluster::enrolment::ClusterNode;
@@ -11,7 +10,7 @@ use nodekeel_cluster::node::{
 use tonic::Status;
 
 use crate::error_chain::error_chain;
-use crate::parts::api::{Api, is_on, ticket_voters};
+use crate::parts::api::{running_api, ticket_voters};
 use crate::running::RunningNode;
 use crate::v1;
 use crate::wire::timestamp;
@@ -25,7 +24,7 @@ pub(crate) async fn create_ticket(
     request: &v1::CreateJoinTicketRequest,
 ) -> Result<v1::CreateJoinTicketResponse, Status> {
     let limits = parse_limits(request).map_err(Status::invalid_argument)?;
-    let api = running.extension::<Arc<Api>>().filter(|_| is_on(&running.plan().config)).ok_or_else(|| {
+    let api = running_api(running).ok_or_else(|| {
         Status::failed_precondition(
             "join tickets are redeemed through the API of this node: set api.address in its configuration",
         )
