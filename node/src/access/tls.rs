@@ -2,13 +2,13 @@
 //! themselves (RFC 7250).
 
 use std::fmt;
-#[cfg(feature = "node")]
 use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
 #[cfg(feature = "node")]
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
 use tokio_rustls::rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls13_signature_with_raw_key};
@@ -29,6 +29,7 @@ use tokio_rustls::rustls::{
 };
 #[cfg(feature = "node")]
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
+use tokio_rustls::{TlsConnector, client};
 
 use super::{PrivateKey, PublicKey};
 
@@ -58,7 +59,7 @@ pub(crate) struct MismatchedKey(pub(crate) PublicKey);
 
 impl MismatchedKey {
     /// The key in an error of a handshake, if it has failed for this reason.
-    pub(crate) fn of_error(error: &std::io::Error) -> Option<PublicKey> {
+    pub(crate) fn of_error(error: &io::Error) -> Option<PublicKey> {
         match error.get_ref()?.downcast_ref()? {
             Error::InvalidCertificate(CertificateError::Other(other)) => {
                 other.0.downcast_ref().map(|Self(key)| *key)
@@ -113,12 +114,21 @@ impl ClientTls {
         Ok(Self(Arc::new(config)))
     }
 
-    pub(crate) fn config(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.0)
+    /// Connects to the node at this address.
+    pub(crate) async fn connect(
+        &self,
+        address: impl ToSocketAddrs,
+    ) -> io::Result<client::TlsStream<TcpStream>> {
+        let tcp = TcpStream::connect(address).await?;
+        // Messages are small, and most of them are waited for.
+        let _ = tcp.set_nodelay(true);
+        // The key stands for itself: the name is not sent, and nothing is compared with it.
+        let name = ServerName::try_from("node").expect("a name");
+        TlsConnector::from(Arc::clone(&self.0)).connect(name, tcp).await
     }
 
     /// Returns whether the node has answered that it does not know the operator's key.
-    pub(crate) fn is_unknown_operator(error: &std::io::Error) -> bool {
+    pub(crate) fn is_unknown_operator(error: &io::Error) -> bool {
         matches!(
             error.get_ref().and_then(|inner| inner.downcast_ref()),
             Some(Error::AlertReceived(AlertDescription::CertificateUnknown))
@@ -394,8 +404,7 @@ mod tests {
     #[tokio::test]
     async fn each_side_proves_its_key_and_knows_the_others() {
         let (node, alice, mallory) = (key(), key(), key());
-        let client =
-            |operator: &PrivateKey| ClientTls::new(node.public_key(), operator).expect("valid").config();
+        let client = |operator: &PrivateKey| ClientTls::new(node.public_key(), operator).expect("valid").0;
         let (served, called) = connect(&node, alice.public_key(), client(&alice)).await;
         assert_eq!(served.expect("a connection"), (Some(alice.public_key()), false));
         assert!(called.expect("a connection"));
@@ -414,9 +423,8 @@ mod tests {
     async fn a_stranger_finishes_a_handshake_only_to_enrol() {
         let (node, alice, stranger) = (key(), key(), key());
         let expected = node.public_key();
-        let enrolling = |own: &PrivateKey| {
-            ClientTls::enrolling(own, move |key| *key == expected).expect("valid").config()
-        };
+        let enrolling =
+            |own: &PrivateKey| ClientTls::enrolling(own, move |key| *key == expected).expect("valid").0;
         for own in [&stranger, &alice] {
             let (served, called) = connect(&node, alice.public_key(), enrolling(own)).await;
             assert_eq!(served.expect("a connection"), (Some(own.public_key()), true));
@@ -443,7 +451,7 @@ mod tests {
                 ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(mallory.pkcs8())).expect("a key");
             Arc::new(CertifiedKey::new(vec![CertificateDer::from(claimed.to_spki())], signer))
         };
-        let mut client = (*ClientTls::new(node.public_key(), &mallory).expect("valid").config()).clone();
+        let mut client = (*ClientTls::new(node.public_key(), &mallory).expect("valid").0).clone();
         client.client_auth_cert_resolver =
             Arc::new(AlwaysResolvesClientRawPublicKeys::new(forged(alice.public_key())));
         let (served, called) = connect(&node, alice.public_key(), Arc::new(client)).await;
@@ -455,7 +463,7 @@ mod tests {
             (*server_config(&mallory, Arc::new(Only(alice.public_key())), HTTP2).expect("valid")).clone();
         server.cert_resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(forged(node.public_key())));
         let (near, far) = tokio::io::duplex(1 << 16);
-        let config = ClientTls::new(node.public_key(), &alice).expect("valid").config();
+        let config = ClientTls::new(node.public_key(), &alice).expect("valid").0;
         let name = ServerName::try_from("node").expect("a name");
         let (_, called) = tokio::join!(
             TlsAcceptor::from(Arc::new(server)).accept(far),
@@ -499,7 +507,7 @@ mod tests {
                 true
             }
         }
-        let mut client = (*ClientTls::new(node.public_key(), &alice).expect("valid").config()).clone();
+        let mut client = (*ClientTls::new(node.public_key(), &alice).expect("valid").0).clone();
         client.client_auth_cert_resolver = Arc::new(NoKey);
         let (served, called) = connect(&node, alice.public_key(), Arc::new(client)).await;
         assert!(served.is_err() && called.is_err());

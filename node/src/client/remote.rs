@@ -7,9 +7,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncBufReadExt as _;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{ConnectError, MAX_CALL_BYTES, NodeClient};
@@ -73,13 +71,7 @@ struct Target {
 impl Target {
     async fn open(&self) -> Result<TlsStream<TcpStream>, ConnectError> {
         let failed = |source| ConnectError::Remote { address: self.address.clone(), source };
-        let tcp = TcpStream::connect(&self.address).await.map_err(failed)?;
-        // Messages are small, and most of them are waited for.
-        let _ = tcp.set_nodelay(true);
-        // The key stands for itself: the name is not sent, and nothing is compared with it.
-        let name = ServerName::try_from("node").expect("a name");
-        let connector = TlsConnector::from(self.tls.config());
-        let mut stream = connector.connect(name, tcp).await.map_err(|error| self.explain(error))?;
+        let mut stream = self.tls.connect(&self.address).await.map_err(|error| self.explain(error))?;
         // The handshake ends here before the node looks at the operator's key. Its answer is an alert, or the first frame of HTTP/2,
         // which a server sends unasked (RFC 9113, section 3.4).
         match stream.fill_buf().await {

@@ -15,11 +15,7 @@ use nodekeel_cluster::node::{
 };
 use nodekeel_localstorage::pki::Certificate;
 use thiserror::Error;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
@@ -105,11 +101,7 @@ pub(crate) async fn connect(
     own_key: &PrivateKey,
 ) -> io::Result<Channel> {
     let tls = ClientTls::enrolling(own_key, is_expected).map_err(io::Error::other)?;
-    let tcp = TcpStream::connect(voter).await?;
-    // The key stands for itself: the name is not sent, and nothing is compared with it.
-    let name = ServerName::try_from("node").expect("a name");
-    let mut stream: Option<TlsStream<TcpStream>> =
-        Some(TlsConnector::from(tls.config()).connect(name, tcp).await?);
+    let mut stream = Some(tls.connect(voter).await?);
     let connector = tower::service_fn(move |_| {
         let stream = stream.take();
         async move { stream.map(TokioIo::new).ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
