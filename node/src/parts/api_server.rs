@@ -92,7 +92,6 @@ impl ApiPlan {
             name: operator.name.clone(),
             key: operator.key,
             principal: Principal::Operator(operator.role),
-            source: Source::Config,
         };
         operators.map(of_config).collect()
     }

@@ -8,7 +8,7 @@ use nodekeel_cluster::node::{ClusterId, InvalidNodeId, NodeId};
 use thiserror::Error;
 
 use super::config::{DN, is_valid_operator_name};
-use super::identities::{Identity, Source};
+use super::identities::Identity;
 use super::peers::Peer;
 use crate::access::Principal;
 use crate::node_v1;
@@ -91,5 +91,5 @@ pub(crate) fn parse_operator(operator: &node_v1::Operator) -> Option<Identity> {
     let (key, role) = (operator.key.parse().ok()?, operator.role.parse().ok()?);
     let name = operator.name.clone();
     let is_valid = is_valid_operator_name(&name);
-    is_valid.then_some(Identity { name, key, principal: Principal::Operator(role), source: Source::Cluster })
+    is_valid.then_some(Identity { name, key, principal: Principal::Operator(role) })
 }

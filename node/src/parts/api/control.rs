@@ -18,13 +18,13 @@ pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsRespo
         )
     };
     let api = running_api(running).ok_or_else(off)?;
-    let operators = api.identities.list().into_iter().filter_map(|(identity, connections)| {
+    let operators = api.identities.list().into_iter().filter_map(|(source, identity, connections)| {
         let Principal::Operator(role) = identity.principal else { return None };
         Some(v1::Operator {
             name: identity.name,
             key: identity.key.to_string(),
             role: role.to_string(),
-            source: identity.source.as_str().into(),
+            source: source.as_str().into(),
             connections: u32::try_from(connections).unwrap_or(u32::MAX),
         })
     });

@@ -25,8 +25,6 @@ pub(crate) enum Source {
     Nodes,
     /// In the cluster's store, as that of an operator of all of its nodes.
     Cluster,
-    /// In no record.
-    Nowhere,
 }
 
 impl Source {
@@ -35,7 +33,6 @@ impl Source {
             Self::Config => "config",
             Self::Nodes => "nodes",
             Self::Cluster => "cluster",
-            Self::Nowhere => "nowhere",
         }
     }
 }
@@ -47,13 +44,12 @@ pub(crate) struct Identity {
     pub(crate) name: String,
     pub(crate) key: PublicKey,
     pub(crate) principal: Principal,
-    pub(crate) source: Source,
 }
 
 impl Identity {
     /// Of a key that may be in no record.
     pub(crate) fn stranger(key: PublicKey) -> Self {
-        Self { name: key.to_string(), key, principal: Principal::Stranger, source: Source::Nowhere }
+        Self { name: key.to_string(), key, principal: Principal::Stranger }
     }
 }
 
@@ -106,11 +102,13 @@ impl Identities {
         self.lock().find(key).cloned()
     }
 
-    /// All identities, with the number of their connections.
-    pub(crate) fn list(&self) -> Vec<(Identity, usize)> {
+    /// All identities, with where they are recorded and the number of their connections.
+    pub(crate) fn list(&self) -> Vec<(Source, Identity, usize)> {
         let state = self.lock();
         let count = |identity: &Identity| state.connections.get(&identity.key).map_or(0, BTreeMap::len);
-        state.recorded.values().flatten().map(|identity| (identity.clone(), count(identity))).collect()
+        let recorded =
+            state.recorded.iter().flat_map(|(source, all)| all.iter().map(|identity| (*source, identity)));
+        recorded.map(|(source, identity)| (source, identity.clone(), count(identity))).collect()
     }
 
     /// Adds a connection whose client has proved this key; `None` if the key is not admitted any more.
@@ -210,7 +208,7 @@ mod tests {
     }
 
     fn operator(name: &str, key: PublicKey, role: Role) -> Identity {
-        Identity { name: name.into(), key, principal: Principal::Operator(role), source: Source::Config }
+        Identity { name: name.into(), key, principal: Principal::Operator(role) }
     }
 
     #[test]
@@ -258,7 +256,7 @@ mod tests {
         assert_eq!(closed, 2);
         assert!(of_alice[0].closed().is_cancelled() && of_alice[1].closed().is_cancelled());
         assert!(!of_bob.closed().is_cancelled());
-        assert_eq!(identities.list()[1].1, 1);
+        assert_eq!(identities.list()[1].2, 1);
     }
 
     #[test]
@@ -266,7 +264,7 @@ mod tests {
         let (node, alice) = (key(), key());
         let identities = Identities::default();
         let of = |principal, source, keys: &[PublicKey]| {
-            let identity = |key: &PublicKey| Identity { name: "n".into(), key: *key, principal, source };
+            let identity = |key: &PublicKey| Identity { name: "n".into(), key: *key, principal };
             identities.replace(source, keys.iter().map(identity).collect());
         };
         of(Principal::Operator(Role::Admin), Source::Cluster, &[node]);

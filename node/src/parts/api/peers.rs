@@ -44,7 +44,7 @@ const WORKER: &str = "worker";
 impl Peer {
     pub(crate) fn identity(&self) -> Identity {
         let name = self.id.to_string();
-        Identity { name, key: self.key, principal: Principal::Node, source: Source::Nodes }
+        Identity { name, key: self.key, principal: Principal::Node }
     }
 
     fn of(node: &KnownNode) -> Result<Self, InvalidKey> {

@@ -264,7 +264,8 @@ mod tests {
         kv.put(b"/alice", &later).await.expect("written");
         kv.put(b"/x", b"\xff").await.expect("written");
         add(&*kv, "carol", key(), Role::Reader).await.expect("added");
-        let names = || identities.list().into_iter().map(|(operator, _)| operator.name).collect::<Vec<_>>();
+        let names =
+            || identities.list().into_iter().map(|(_, operator, _)| operator.name).collect::<Vec<_>>();
         while names() != ["bob", "carol"] {
             tokio::task::yield_now().await;
         }

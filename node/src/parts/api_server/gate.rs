@@ -93,11 +93,10 @@ fn check_caller(caller: &Identity, path: &str) -> Result<(), Status> {
 mod tests {
     use super::*;
     use crate::access::{METHODS, NODE_METHODS, PrivateKey, Role};
-    use crate::parts::api::identities::Source;
 
     fn caller(name: &str, principal: Principal) -> Identity {
         let key = PrivateKey::generate().expect("random numbers").public_key();
-        Identity { name: name.into(), key, principal, source: Source::Config }
+        Identity { name: name.into(), key, principal }
     }
 
     #[test]
