@@ -107,6 +107,13 @@ async fn a_destroyed_cluster_is_restored_at_new_addresses_and_its_former_members
     for credentials in &stolen {
         wait_refused(&first, credentials).await;
     }
+    // Of its new CA, members alone are served, from its first start on.
+    let member = issue(&first, "member").await;
+    let at = (first.address(), DEFAULT_PEER_PORT).into();
+    ask_peer(at, &member.ca, Some(&member), "/version").await.expect("a member is served");
+    let cluster_ca = first.access().await.load_ca().await.unwrap();
+    let client = CertificateSpec::for_client("client".parse().unwrap());
+    wait_refused(&first, &cluster_ca.issue_credentials(&client).await.unwrap()).await;
 
     // The others join by tickets, as in any cluster.
     let mut voters = vec![first];
