@@ -22,7 +22,7 @@ use crate::consensus::kv::{KeyRange, KvStore, ListWatcher};
 use crate::consensus::{
     ClusterMembers, ClusterReport, JoinRefusal, Member, MemberId, MembershipError, NewMember, Peer, PeerUrl,
 };
-use crate::pki::CRL_PATH;
+use crate::pki::{CRL_PATH, has_peer_name, peer_name};
 
 /// The pause between two questions to the nodes with unused tickets, which notify nobody that they have been started.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -99,6 +99,15 @@ impl Admissions {
     }
 
     async fn decide(&self, joiner: &Joiner) -> Result<Verdict, BoxError> {
+        let is_name_required = is_required(&self.members.kv, &self.ca).await?;
+        if is_name_required && !has_peer_name(&joiner.certificate, &peer_name(&self.ca)) {
+            // The others would refuse its connections: as a learner it would only block the next one.
+            return Ok(Verdict::Waits(format!(
+                "its ticket was created by an earlier release, and opens no peer port any more: `{}` on a member, and join it by \
+                 another ticket",
+                joiner.this.url.revoke_command()
+            )));
+        }
         let before = *self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let overdue = before.filter(|(_, since)| since.elapsed() >= CLAIM_PATIENCE).map(|(id, _)| id);
         Ok(match joiner.claim_member(&self.members.kv, &self.members, overdue).await? {
@@ -107,7 +116,6 @@ impl Admissions {
                 self.members.announce_learner(id, &joiner.this.url).await?;
                 // A joining etcd must know exactly the present members.
                 let peers = Peer::others_of(&members, &joiner.this.url)?;
-                let is_name_required = is_required(&self.members.kv, &self.ca).await?;
                 Verdict::admitted(&peers, self.members.store_bytes().await?, is_name_required)
             }
             Admission::Refused(refusal) => Verdict::refused(refusal),

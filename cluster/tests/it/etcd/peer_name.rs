@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, Txn, TxnOp};
-use nodekeel_cluster::consensus::{ClusterAccess, MemberName, OpenPeerPort, Peer};
+use nodekeel_cluster::consensus::{ClusterAccess, MemberName, NewMember, OpenPeerPort, Peer, StartOptions};
 use nodekeel_cluster::node::{DEFAULT_NODE_PREFIX, GoldenTicket, GoldenTicketIssuer, NodeId, TicketParts};
 use nodekeel_cluster::pki::{CertificateSpec, SubjectNames, peer_name};
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, CommonName, Credentials, PrivateKey};
@@ -274,6 +275,24 @@ async fn an_unused_ticket_of_the_former_release_keeps_the_peer_port_open_until_i
     wait_port(&one, Some(OpenPeerPort::Restart)).await;
     let client = former_client(&one, &fixture.name).await;
     assert!(is_served(&fixture, &client).await);
+
+    // One that a voter of the former release creates after that is refused by name, also where the port is still open.
+    let key = PrivateKey::generate().unwrap();
+    let certificate = former_certificate(&ca, "two", joiner.address(), &key);
+    let credentials = Credentials { key, certificate, ca: ca.certificate.clone() };
+    let new = NewMember::new(joiner.name.clone(), url.clone());
+    retried(async || one.cluster_members().add_learner(&new).await).await;
+    let revoked = one.load_ca().await.unwrap().revocation_list().await.unwrap();
+    let peers = vec![Peer::new(fixture.name.clone(), fixture.peer_url())];
+    let (name, address) = (joiner.name.clone(), joiner.address());
+    let late = StartOptions::join_cluster(name, address, peers, Arc::new(credentials), revoked);
+    let mut joined = joiner.run(late);
+    let reason = format!(
+        "its ticket was created by an earlier release, and opens no peer port any more: `{}` on a member, and join it by another ticket",
+        url.revoke_command()
+    );
+    joined.wait_condition(&reason).await;
+    joined.stop().await;
     node.stop().await;
     let mut node = fixture.run(fixture.restart_options());
     node.wait_running().await;
