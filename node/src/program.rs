@@ -371,8 +371,10 @@ mod tests {
         let own = program("weather-d", without);
         let text = own.config_text();
         let tables: Vec<_> = text.lines().filter_map(table_name).collect();
-        let left =
-            ["node", "log", "kernel", "events", "control", "health", "metrics", "api", "storage", "service"];
+        let left = [
+            "node", "log", "kernel", "events", "control", "health", "metrics", "api", "storage", "worker",
+            "service",
+        ];
         assert_eq!(tables, left, "{text}");
         for (word, is_there) in [("noded", false), ("NODEKEEL_", false), ("/var/lib/weather-d", true)] {
             assert_eq!(text.contains(word), is_there, "{word}: {text}");
