@@ -19,6 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "nodekeel.control.v1.CreateJoinTicketResponse",
             "nodekeel.control.v1.RecoveryPassphrase",
             "nodekeel.node.v1.EnrolRequest",
+            "nodekeel.node.v1.ReplaceUnlockKeysRequest",
             "nodekeel.node.v1.UnlockKeysResponse",
         ])
         .compile_fds(descriptors)?;

@@ -197,6 +197,13 @@ pub mod node_v1 {
         }
     }
 
+    impl std::fmt::Debug for ReplaceUnlockKeysRequest {
+        /// Without the keys.
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("ReplaceUnlockKeysRequest").field("volume", &self.volume).finish_non_exhaustive()
+        }
+    }
+
     impl std::fmt::Debug for UnlockKeysResponse {
         /// Without the keys.
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

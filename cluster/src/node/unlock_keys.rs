@@ -30,6 +30,11 @@ impl StoredUnlockKeys {
         &self.keys
     }
 
+    /// The number of keys of other volumes of the node.
+    pub fn other_count(&self) -> usize {
+        self.others.len()
+    }
+
     fn key_name(&self) -> String {
         keys_key(&self.node)
     }

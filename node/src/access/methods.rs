@@ -73,6 +73,7 @@ pub const NODE_METHODS: &[(&str, Callers)] = &[
     ("WatchRecords", Callers::Nodes),
     // Of its own key alone, also if the cluster has it no more.
     ("WhoAmI", Callers::Strangers),
+    ("ReplaceUnlockKeys", Callers::Nodes),
 ];
 
 /// The paths of the methods before their names.

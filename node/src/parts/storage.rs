@@ -56,6 +56,7 @@ use self::tpm_seal::find_signer_problem;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
 use super::api::{Api, is_on as is_api_on};
+use super::worker::is_worker;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::device_faults::DeviceFaults;
 use crate::dn::STORAGE as DN;
@@ -115,10 +116,13 @@ impl Part for StoragePart {
         }
         let cold_start = device.encryption.and_then(|encryption| encryption.cold_start);
         match (cold_start, &self.cluster_keys) {
-            (Some(ColdStart::Peers), None) if config.cluster.is_none() || !is_api_on(config) => {
+            // A worker has an API.
+            (Some(ColdStart::Peers), None)
+                if !is_worker(config) && (config.cluster.is_none() || !is_api_on(config)) =>
+            {
                 Err(ConfigViolation::new(
                     "storage.cold_start",
-                    "\"peers\" requires [cluster] and [api], by which the nodes of a cluster ask each other; add them, or choose \
+                    "\"peers\" requires [cluster] and [api], or [worker], by which the nodes of a cluster ask each other; add them, or choose \
                      \"operator\", \"tang\" or \"local\"",
                 ))
             }
@@ -298,7 +302,9 @@ impl PlannedRunnable for StoragePlan {
         registry.register_collector(Box::new(FaultCollector(faults.clone())));
         node.metrics().add("storage", registry);
         let tang = self.tang_keys(&opener, &unlock);
-        let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock), tang.clone()));
+        // The API is prepared before this part.
+        let voters = node.extensions().get::<Arc<Api>>().filter(|api| api.worker.is_some()).cloned();
+        let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock), tang.clone(), voters));
         node.health_sources().add("storage.keys", key_health(Arc::clone(&keys)));
         // The cluster finds the keys, and the control API all of it.
         node.extensions().insert(Arc::clone(&keys));

@@ -10,13 +10,14 @@
 mod follow;
 mod membership;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use nodekeel_cluster::node::EnrolmentSources;
 use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 use serde::Deserialize;
+use tokio::sync::watch;
 use tonic::Status;
 
 use self::follow::Follower;
@@ -77,7 +78,7 @@ pub(super) fn check_worker(config: &NodedConfig) -> Result<(), ConfigViolation> 
 pub(crate) struct Worker {
     tickets: EnrolmentSources,
     membership: MembershipFile,
-    status: Mutex<WorkerStatus>,
+    status: watch::Sender<WorkerStatus>,
     health: HealthChanges,
 }
 
@@ -94,23 +95,46 @@ enum WorkerStatus {
     Removed { member: Membership, awaited: String, hint: String },
 }
 
+impl WorkerStatus {
+    fn has_joined(&self) -> bool {
+        matches!(self, Self::Following(_) | Self::CutOff { .. })
+    }
+}
+
 impl Worker {
     pub(super) fn new(tickets: EnrolmentSources, membership: LayoutFile, health: HealthChanges) -> Self {
         let status = WorkerStatus::Waiting { awaited: "its start".to_owned(), hint: String::new() };
         let membership = MembershipFile::new(membership);
-        Self { tickets, membership, status: Mutex::new(status), health }
+        Self { tickets, membership, status: watch::Sender::new(status), health }
     }
 
     fn status(&self) -> WorkerStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.borrow().clone()
     }
 
     fn set_status(&self, status: WorkerStatus) {
-        let mut present = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        if *present != status {
+        let is_changed = self.status.send_if_modified(|present| {
+            let is_changed = *present != status;
             *present = status;
+            is_changed
+        });
+        if is_changed {
             self.health.announce();
         }
+    }
+
+    /// Returns whether it is in a cluster, as far as it knows.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.status.borrow().has_joined()
+    }
+
+    /// Waits until it is.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again.
+    pub(crate) async fn wait_joined(&self) {
+        // The sender exists as long as this worker.
+        let _ = self.status.subscribe().wait_for(WorkerStatus::has_joined).await;
     }
 
     /// The answer to a request for the state of the node in its cluster.

@@ -11,7 +11,8 @@ use nodekeel_node::client::{self, ConnectError};
 use nodekeel_node::node_v1::UnlockKeysRequest;
 use nodekeel_node::node_v1::node_client::NodeClient;
 use nodekeel_node::v1::{
-    ClusterRequest, CreateGoldenTicketRequest, RemoveNodeRequest, StorageResponse, UnlockStorageRequest,
+    ClusterRequest, CreateGoldenTicketRequest, CreateJoinTicketRequest, RemoveNodeRequest,
+    RotateStorageKeysRequest, StorageResponse, UnlockStorageRequest,
 };
 use testbed::{ReservedPort, ScratchDir, reserve_port};
 use tokio::task::block_in_place;
@@ -19,8 +20,8 @@ use tonic::Code;
 
 use crate::cluster::{MemberFixture, cluster_identity, join_cluster};
 use crate::harness::{EtcdPorts, check, wait};
-use crate::storage_cluster::{VolumeMember, wait_running, wait_temporary_removed};
-use crate::storage_device::DeviceNode;
+use crate::storage_cluster::{VolumeMember, cluster_config, wait_running, wait_temporary_removed};
+use crate::storage_device::{DeviceFixture, DeviceNode};
 use crate::storage_keys::{confirm_recovery, key_conditions};
 
 const VOLUMES: [&str; 2] = ["11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"];
@@ -49,7 +50,7 @@ async fn ask(called: Called<'_>, caller: &PrivateKey, volume: &str) -> Result<Ve
             ConnectError::UnknownOperator { .. } => "not admitted".to_owned(),
             other => other.to_string(),
         })?;
-    let request = UnlockKeysRequest { volume: volume.into() };
+    let request = UnlockKeysRequest { volume: volume.into(), of_cluster: false };
     let answer = NodeClient::new(channel).unlock_keys(request).await;
     answer.map(|answer| answer.into_inner().keys).map_err(|status| format!("{:?}", status.code()))
 }
@@ -161,7 +162,7 @@ fn peers_are_asked_by_the_api_of_a_cluster() {
                    keys = \"split\"\ncold_start = \"peers\"\n";
     let cluster = "[cluster]\naddress = \"127.0.0.1\"\n";
     check(scratch.path(), &format!("{storage}{cluster}"), &[])
-        .assert_fails(3, "storage.cold_start: \"peers\" requires [cluster] and [api]");
+        .assert_fails(3, "storage.cold_start: \"peers\" requires [cluster] and [api], or [worker]");
     let port = reserve_port().unwrap();
     let with_api = check(scratch.path(), &format!("{storage}{cluster}{}", api_section(&port)), &[]);
     assert!(!with_api.stderr.contains("cold_start"), "{with_api:#?}");
@@ -251,4 +252,83 @@ async fn a_split_volume_opens_by_the_other_nodes_without_a_majority_until_its_no
     split.wait_open().await;
     split.stop().await;
     other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "sampled: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
+async fn the_split_volume_of_a_worker_opens_by_a_voter_until_the_worker_is_removed() {
+    let ports = [(); 2].map(|()| reserve_port().unwrap());
+    let voter_scratch = ScratchDir::new().unwrap();
+    let voter_data = voter_scratch.path().join("data");
+    let voter_ports = EtcdPorts::reserve();
+    let voter_config = "services.containerd.enable = false\n".to_owned()
+        + &cluster_config(&voter_ports)
+        + &api_section(&ports[0]);
+    let start_voter = async || {
+        let mut voter = DeviceNode::start(&voter_config, &voter_data).await;
+        wait_running(&mut voter).await;
+        voter.wait_ready("root.api.records").await;
+        voter.wait_ready("root.api.peers").await;
+        voter
+    };
+    let mut voter = start_voter().await;
+    let request = CreateJoinTicketRequest { role: "worker".into(), ..Default::default() };
+    let ticket = voter.client.create_join_ticket(request).await.unwrap().into_inner().ticket;
+
+    let fixture = DeviceFixture::new(640).await;
+    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"split\"\ncold_start = \"peers\"\nwipe = false\n\
+                [worker]\n";
+    let (config, data) = (fixture.config(keys) + &api_section(&ports[1]), fixture.data());
+    fs::create_dir_all(data.join("esp")).unwrap();
+    fs::write(data.join("esp/enrolment.pb"), ticket).unwrap();
+    let start = async || DeviceNode::start(&config, &data).await;
+    let mut worker = start().await;
+    worker.wait_open().await;
+    worker.wait_ready("root.api.worker").await;
+    confirm_recovery(&mut worker).await;
+    wait_temporary_removed(&mut worker).await;
+    assert_eq!(key_conditions(&mut worker).await, [""; 0]);
+    let [of_voter, of_worker] = [&voter_data, &data].map(|data| api_key(data));
+    let called = Called { port: &ports[0], key: of_voter.public_key() };
+    let volume = worker.wait_status(|status| status.encryption.is_some()).await.encryption.unwrap().volume;
+    let has_key = async || {
+        let began = Instant::now();
+        while !matches!(ask(called, &of_worker, &volume).await, Ok(keys) if keys.len() == 1) {
+            assert!(began.elapsed() < Duration::from_secs(60), "the voter has no key");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    has_key().await;
+    worker.stop().await;
+    assert!(!fixture.is_open(), "a stop closes the volume");
+
+    let mut worker = start().await;
+    worker.wait_open().await;
+    worker.client.rotate_storage_keys(RotateStorageKeysRequest::default()).await.unwrap();
+    has_key().await;
+    worker.stop().await;
+
+    // Its reason names who was asked. It opens by the new key once the voter is back.
+    voter.stop().await;
+    let mut worker = start().await;
+    let address = ports[0].socket_address();
+    let is_unreachable = |status: &StorageResponse| {
+        status.state == "locked" && status.detail.contains(&format!("at {address}: can't be reached"))
+    };
+    worker.wait_status(is_unreachable).await;
+    let mut voter = start_voter().await;
+    worker.wait_open().await;
+    worker.wait_ready("root.api.worker").await;
+
+    let node = worker.client.cluster(ClusterRequest {}).await.unwrap().into_inner().node;
+    voter.client.remove_node(RemoveNodeRequest { node }).await.unwrap();
+    worker.stop().await;
+    let mut worker = start().await;
+    let is_removed = |status: &StorageResponse| {
+        status.state == "locked" && status.detail.contains("does not admit this node: it was removed")
+    };
+    worker.wait_status(is_removed).await;
+    assert!(!fixture.is_open());
+    worker.stop().await;
+    voter.stop().await;
 }

@@ -63,6 +63,8 @@ pub(crate) enum InvalidRecords {
     Node(#[source] InvalidNodeId),
     #[error("the records of the cluster name no voter")]
     NoVoter,
+    #[error("the voter is in another cluster: it was reset")]
+    OtherCluster,
 }
 
 impl ToldRecords {

@@ -186,6 +186,9 @@ pub(crate) struct Api {
 impl Api {
     /// Returns whether the cluster has another voter with an API.
     pub(crate) fn has_peers(&self) -> bool {
+        if let Some(worker) = &self.worker {
+            return worker.has_joined();
+        }
         let own = self.key.public_key();
         let is_other = |peer: &Peer| !peer.is_worker && peer.key != own;
         match &self.records.borrow().nodes {

@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use nodekeel_localstorage::volume::UnlockKey;
 use thiserror::Error;
 use tokio::time::timeout;
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Response, Status};
 
 use super::cluster_records::InvalidRecords;
 use super::identities::Api;
@@ -17,8 +17,8 @@ use crate::access::PublicKey;
 use crate::blocking::run_blocking;
 use crate::client::{ConnectError, connect_channel};
 use crate::error_chain::error_chain;
-use crate::node_v1::UnlockKeysRequest;
 use crate::node_v1::node_client::NodeClient;
+use crate::node_v1::{ReplaceUnlockKeysRequest, UnlockKeysRequest};
 
 /// The time for a connection and a call. A node answers within milliseconds; one whose machine is off does not answer at all.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -93,6 +93,50 @@ impl Api {
         if keys.is_empty() { Err(PeerKeysError::Peer(errors)) } else { Ok(keys) }
     }
 
+    /// The cluster's halves of the keys of this node's volume, as a majority of the voters has them: of a worker, which has no
+    /// member to ask.
+    pub(crate) async fn load_unlock_keys(&self, volume: &str) -> Result<Vec<Vec<u8>>, PeerKeysError> {
+        let request = UnlockKeysRequest { volume: volume.to_owned(), of_cluster: true };
+        let ask = |mut voter: NodeClient<Channel>| {
+            let request = request.clone();
+            async move { voter.unlock_keys(request).await }
+        };
+        self.ask_voters(ask).await.map(|answer| answer.keys)
+    }
+
+    /// Has the cluster keep these in the place of those that were read.
+    pub(crate) async fn replace_unlock_keys(
+        &self,
+        request: ReplaceUnlockKeysRequest,
+    ) -> Result<(), PeerKeysError> {
+        let ask = |mut voter: NodeClient<Channel>| {
+            let request = request.clone();
+            async move { voter.replace_unlock_keys(request).await }
+        };
+        self.ask_voters(ask).await.map(drop)
+    }
+
+    /// The answer of the first voter that has one.
+    async fn ask_voters<T, Call: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        ask: impl Fn(NodeClient<Channel>) -> Call,
+    ) -> Result<T, PeerKeysError> {
+        let file = self.peers.clone();
+        let voters = run_blocking(move || file.read()).await.map_err(PeerKeysError::Peers)?;
+        let mut errors = Vec::new();
+        for peer in voters {
+            let call = async {
+                let voter = self.connect_peer(&peer).await?;
+                ask(voter).await.map(Response::into_inner).map_err(PeerProblem::Refused)
+            };
+            match timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(PeerProblem::Timeout)) {
+                Ok(answer) => return Ok(answer),
+                Err(problem) => errors.push(PeerError { peer, problem }),
+            }
+        }
+        Err(if errors.is_empty() { PeerKeysError::Alone } else { PeerKeysError::Peer(errors) })
+    }
+
     /// Connects to another node, as this one.
     pub(crate) async fn connect_peer(&self, peer: &Peer) -> Result<NodeClient<Channel>, PeerProblem> {
         let channel = connect_channel(peer.address.to_string(), peer.key, &self.key).await;
@@ -111,7 +155,7 @@ impl Api {
     }
 
     async fn call_peer(&self, peer: &Peer, volume: &str) -> Result<Vec<UnlockKey>, PeerProblem> {
-        let request = UnlockKeysRequest { volume: volume.to_owned() };
+        let request = UnlockKeysRequest { volume: volume.to_owned(), of_cluster: false };
         let answer =
             self.connect_peer(peer).await?.unlock_keys(request).await.map_err(PeerProblem::Refused)?;
         // Bytes of another length open no volume.

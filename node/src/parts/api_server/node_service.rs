@@ -1,13 +1,12 @@
 //! The calls of other nodes of the cluster, and of machines that want to be one.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use futures_util::{Stream, stream};
 use nodekeel_cluster::enrolment::ClusterNode;
-use nodekeel_cluster::node::{NodeApi, NodeId};
+use nodekeel_cluster::node::{NodeApi, NodeId, NodeStore, NodeStoreError, SecretBytes, StoredUnlockKeys};
 use nodekeel_supervisor::Context;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -22,8 +21,8 @@ use crate::control::stopping_status;
 use crate::error_chain::error_chain;
 use crate::node_v1::node_server::{Node, NodeServer};
 use crate::node_v1::{
-    ClusterRecords, EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest,
-    WhoAmIRequest, WhoAmIResponse,
+    ClusterRecords, EnrolRequest, EnrolResponse, ReplaceUnlockKeysRequest, ReplaceUnlockKeysResponse,
+    UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest, WhoAmIRequest, WhoAmIResponse,
 };
 use crate::parts::api::Api;
 use crate::parts::api::cluster_records::Records;
@@ -62,6 +61,26 @@ impl NodeService {
         self.running.extension().ok_or_else(|| Status::aborted("the voter is in no cluster"))
     }
 
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn nodes(&self) -> Result<NodeStore, Status> {
+        self.cluster()?.node_store().map_err(|error| Status::aborted(error_chain(&error)))
+    }
+
+    /// The name of the node that calls by this key. Its record may have been removed in this moment.
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn name_of(&self, key: PublicKey) -> Result<NodeId, Status> {
+        let name = self.api.identities.find(&key).and_then(|identity| identity.name.parse().ok());
+        name.ok_or_else(|| Status::permission_denied("the caller is not a node of the cluster"))
+    }
+
+    /// Records the address of a worker's API, if it is another one.
+    async fn record_worker(&self, node: &NodeId, key: PublicKey, address: &str) -> Result<(), Status> {
+        let invalid = |_| Status::invalid_argument(format!("invalid address of a worker: {address:?}"));
+        let address = address.parse().map_err(invalid)?;
+        let recorded = self.nodes()?.record_api(node, NodeApi { key: key.to_bytes(), address }).await;
+        recorded.map_err(|error| record_status(&error))
+    }
+
     /// Admits a call of a stranger, if there are not too many.
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn admit_stranger<T>(&self, request: &Request<T>) -> Result<CallingStranger, Status> {
@@ -74,6 +93,21 @@ impl NodeService {
             false => Err(Status::resource_exhausted("too many nodes enrol at once: try again")),
         }
     }
+}
+
+/// The most keys of a volume: two during a rotation.
+const MAX_KEYS: usize = 4;
+const MAX_KEY_BYTES: usize = 64;
+const MAX_VOLUME_BYTES: usize = 64;
+/// The keys of former volumes of the node.
+const MAX_OTHER_KEYS: usize = 64;
+
+fn exposed(stored: &StoredUnlockKeys) -> Vec<Vec<u8>> {
+    stored.keys().iter().map(|key| key.expose_bytes().to_vec()).collect()
+}
+
+fn record_status(error: &NodeStoreError) -> Status {
+    Status::aborted(error_chain(error))
 }
 
 /// The gate adds it to the call of a node. The request names no node: nobody asks for another.
@@ -90,6 +124,12 @@ impl Node for NodeService {
         request: Request<UnlockKeysRequest>,
     ) -> Result<Response<UnlockKeysResponse>, Status> {
         let CallingNode { key } = calling_node(&request)?;
+        if request.get_ref().of_cluster {
+            let (nodes, node) = (self.nodes()?, self.name_of(key)?);
+            let read = nodes.load_unlock_keys(&node, &request.get_ref().volume).await;
+            let keys = exposed(&read.map_err(|error| record_status(&error))?);
+            return Ok(Response::new(UnlockKeysResponse { keys }));
+        }
         let closed = || Status::unavailable("its own data volume is not open");
         let volume = self.running.volume.handle_of_call().ok_or_else(closed)?;
         let read = run_blocking(move || PeerKeys::read(volume.dir())).await;
@@ -100,6 +140,34 @@ impl Node for NodeService {
             return Err(Status::not_found("it has no key of this volume"));
         }
         Ok(Response::new(UnlockKeysResponse { keys }))
+    }
+
+    async fn replace_unlock_keys(
+        &self,
+        request: Request<ReplaceUnlockKeysRequest>,
+    ) -> Result<Response<ReplaceUnlockKeysResponse>, Status> {
+        let CallingNode { key } = calling_node(&request)?;
+        let ReplaceUnlockKeysRequest { volume, read, keys } = request.into_inner();
+        let (nodes, node) = (self.nodes()?, self.name_of(key)?);
+        let stored = nodes.load_unlock_keys(&node, &volume).await.map_err(|error| record_status(&error))?;
+        if exposed(&stored) != read {
+            return Err(Status::aborted(
+                "the cluster has other keys of this volume than those that were read",
+            ));
+        }
+        // A node can't fill the store of the cluster.
+        let is_short = |key: &Vec<u8>| key.len() <= MAX_KEY_BYTES;
+        if volume.len() > MAX_VOLUME_BYTES
+            || keys.len() > MAX_KEYS
+            || !keys.iter().all(is_short)
+            || stored.other_count() > MAX_OTHER_KEYS
+        {
+            return Err(Status::invalid_argument("too many keys, or keys of too many volumes"));
+        }
+        let keys: Vec<_> = keys.into_iter().map(SecretBytes::new).collect();
+        let replaced = nodes.replace_unlock_keys(&stored, &keys).await;
+        replaced.map_err(|error| record_status(&error))?;
+        Ok(Response::new(ReplaceUnlockKeysResponse {}))
     }
 
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
@@ -121,15 +189,12 @@ impl Node for NodeService {
     ) -> Result<Response<Self::WatchRecordsStream>, Status> {
         let CallingNode { key } = calling_node(&request)?;
         let cluster = self.cluster()?;
-        // Its record may have been removed in this moment.
-        let node = self.api.identities.find(&key).map(|identity| identity.name);
-        let node =
-            node.ok_or_else(|| Status::permission_denied("the caller is not a node of the cluster"))?;
+        let node = self.name_of(key)?;
         if !request.get_ref().address.is_empty() {
-            record_worker(&cluster, &node, key, &request.get_ref().address).await?;
+            self.record_worker(&node, key, &request.get_ref().address).await?;
         }
         let told = Told {
-            node,
+            node: node.to_string(),
             cluster,
             changes: self.api.records.subscribe(),
             stop: self.stop.clone(),
@@ -140,30 +205,19 @@ impl Node for NodeService {
 
     async fn who_am_i(&self, request: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
         let CallingStranger { key, .. } = self.admit_stranger(&request)?;
-        let cluster = self.cluster()?;
-        let nodes = cluster.node_store().map_err(|error| Status::aborted(error_chain(&error)))?;
+        let cluster = self.cluster()?.cluster_identity();
+        let cluster = cluster.map_err(|error| Status::aborted(error_chain(&error)))?.cluster_id;
+        // What it does not know says nothing of another cluster.
+        if cluster.to_string() != request.get_ref().cluster {
+            return Err(Status::aborted("the voter is in another cluster"));
+        }
         // From a majority: what this voter knows may be old.
-        let known = nodes.watch_nodes().next_nodes().await;
+        let known = self.nodes()?.watch_nodes().next_nodes().await;
         let known = known.map_err(|error| Status::aborted(error_chain(&error)))?;
         let node = known.into_iter().find(|node| node.api.key == key.to_bytes());
         let node = node.ok_or_else(|| Status::not_found("the cluster has no node of this key"))?.id;
         Ok(Response::new(WhoAmIResponse { node: node.to_string() }))
     }
-}
-
-/// Records the address of a worker's API, if it is another one.
-async fn record_worker(
-    cluster: &ClusterNode,
-    node: &str,
-    key: PublicKey,
-    address: &str,
-) -> Result<(), Status> {
-    let invalid = |_| Status::invalid_argument(format!("invalid address of a worker: {address:?}"));
-    let address: SocketAddr = address.parse().map_err(invalid)?;
-    let node: NodeId = node.parse().map_err(|_| Status::permission_denied("the caller is not a node"))?;
-    let nodes = cluster.node_store().map_err(|error| Status::unavailable(error_chain(&error)))?;
-    let recorded = nodes.record_api(&node, NodeApi { key: key.to_bytes(), address }).await;
-    recorded.map_err(|error| Status::unavailable(error_chain(&error)))
 }
 
 /// What a node is told of its cluster, as long as it listens.

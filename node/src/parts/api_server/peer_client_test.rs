@@ -17,8 +17,8 @@ use crate::access::{PrivateKey, PublicKey};
 use crate::layout::{ApiLayout, place_layout};
 use crate::node_v1::node_server::{Node, NodeServer};
 use crate::node_v1::{
-    ClusterRecords, EnrolRequest, EnrolResponse, UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest,
-    WhoAmIRequest, WhoAmIResponse,
+    ClusterRecords, EnrolRequest, EnrolResponse, ReplaceUnlockKeysRequest, ReplaceUnlockKeysResponse,
+    UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest, WhoAmIRequest, WhoAmIResponse,
 };
 use crate::parts::api::identities::{Api, Identities, Source};
 use crate::parts::api::peer_client::PeerKeysError;
@@ -53,6 +53,13 @@ impl Node for Fixed {
         _: Request<WatchRecordsRequest>,
     ) -> Result<Response<Self::WatchRecordsStream>, Status> {
         Err(Status::unimplemented("it has no records"))
+    }
+
+    async fn replace_unlock_keys(
+        &self,
+        _: Request<ReplaceUnlockKeysRequest>,
+    ) -> Result<Response<ReplaceUnlockKeysResponse>, Status> {
+        Err(Status::unimplemented("it keeps no keys"))
     }
 
     async fn who_am_i(&self, _: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {

@@ -10,6 +10,7 @@ use crate::config::check::{
     ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field,
 };
 use crate::parts::PartDeps;
+use crate::parts::worker::is_worker;
 
 /// A shorter period would cost more than it tells: a commit itself may take two seconds.
 const SHORTEST_PROGRESS_PERIOD: Duration = Duration::from_millis(500);
@@ -76,11 +77,13 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
 /// volume for good.
 fn check_no_split_keys(config: &NodedConfig) -> Result<(), ConfigViolation> {
     match (config.storage.keys, config.storage.cold_start) {
-        (Some(KeyPolicy::Split), cold_start) if cold_start != Some(ColdStart::Tang) => reject_field(
-            "storage.keys",
-            "\"split\" requires [cluster], which keeps the other half, or cold_start = \"tang\"; add one of them, or \
+        (Some(KeyPolicy::Split), cold_start) if cold_start != Some(ColdStart::Tang) && !is_worker(config) => {
+            reject_field(
+                "storage.keys",
+                "\"split\" requires [cluster] or [worker], whose cluster keeps the other half, or cold_start = \"tang\"; add one of them, or \
              choose \"local\"",
-        ),
+            )
+        }
         _ => Ok(()),
     }
 }

@@ -524,6 +524,7 @@ fn error_code(error: &VolumeKeyError) -> Code {
         | VolumeKeyError::Cluster(_)
         | VolumeKeyError::Identity(_)
         | VolumeKeyError::Tang(_)
+        | VolumeKeyError::Voters(_)
         | VolumeKeyError::NeedsPassphrase
         | VolumeKeyError::Authenticated
         | VolumeKeyError::Reencryption(_)

@@ -26,17 +26,18 @@ use nodekeel_localstorage::volume::{
 };
 use tokio::sync::Notify;
 
-use self::cluster_keys::NodeKeyStore;
+use self::cluster_keys::{NodeKeyStore, VoterKeyStore};
 use self::plan::SlotFacts;
 use self::settle::{KeyOutcome, settle_keys};
 use super::tang::TangKeyStore;
 use super::unlock::VolumeUnlock;
 use crate::blocking::run_blocking;
 use crate::error_chain::error_chain;
+use crate::parts::api::Api;
 
 pub(crate) use self::error::VolumeKeyError;
 pub(crate) use self::health::key_health;
-pub(crate) use self::service::{KeyService, TangKeyService};
+pub(crate) use self::service::{KeyService, RemoteKeyService};
 
 /// The place of the cluster unlock key, in the cluster or with Tang servers, as far as this process knows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -60,6 +61,8 @@ pub(crate) struct VolumeKeys {
     unlock: Arc<VolumeUnlock>,
     /// The Tang servers that keep the cluster unlock key, in the place of the cluster.
     tang: Option<Arc<TangKeyStore>>,
+    /// The API by which a worker calls the voters, which keep it for the node.
+    voters: Option<Arc<Api>>,
     busy: tokio::sync::Mutex<()>,
     state: Mutex<ClusterKeyState>,
     /// A change has left something to do.
@@ -67,13 +70,22 @@ pub(crate) struct VolumeKeys {
 }
 
 impl VolumeKeys {
-    pub(crate) fn new(unlock: Arc<VolumeUnlock>, tang: Option<Arc<TangKeyStore>>) -> Self {
-        Self { unlock, tang, ..Self::default() }
+    pub(crate) fn new(
+        unlock: Arc<VolumeUnlock>,
+        tang: Option<Arc<TangKeyStore>>,
+        voters: Option<Arc<Api>>,
+    ) -> Self {
+        Self { unlock, tang, voters, ..Self::default() }
     }
 
     /// Returns whether the volume may have a key that the cluster keeps.
     pub(crate) fn may_be_in_cluster(&self) -> bool {
         self.tang.is_none() && self.unlock.encrypted_volume().is_some()
+    }
+
+    /// The API of a worker whose cluster may keep a key of the volume.
+    pub(crate) fn kept_by_voters(&self) -> Option<&Arc<Api>> {
+        self.voters.as_ref().filter(|_| self.may_be_in_cluster())
     }
 
     /// Returns whether Tang servers keep the cluster unlock key.
@@ -289,7 +301,7 @@ impl VolumeKeys {
         let facts = self.slot_facts(&self.require_volume()?).await?;
         // A key that was read back from the cluster is known to open the volume.
         if facts.keys == KeyPolicy::Split
-            && (cluster.is_some() || self.are_with_tang())
+            && (cluster.is_some() || self.voters.is_some() || self.are_with_tang())
             && let KeyOutcome::Stored(key) = self.settle_locked(cluster).await?
         {
             return Ok(UnlockSecret::Cluster(key));
@@ -298,9 +310,12 @@ impl VolumeKeys {
     }
 
     fn open_store(&self, cluster: Option<&ClusterNode>) -> Result<KeyStore, VolumeKeyError> {
-        match &self.tang {
-            Some(tang) => Ok(KeyStore::Tang(Arc::clone(tang))),
-            None => NodeKeyStore::open(cluster.ok_or(VolumeKeyError::NoCluster)?).map(KeyStore::Cluster),
+        match (&self.tang, &self.voters) {
+            (Some(tang), _) => Ok(KeyStore::Tang(Arc::clone(tang))),
+            (None, Some(api)) => Ok(KeyStore::Voters(VoterKeyStore(Arc::clone(api)))),
+            (None, None) => {
+                NodeKeyStore::open(cluster.ok_or(VolumeKeyError::NoCluster)?).map(KeyStore::Cluster)
+            }
         }
     }
 
@@ -328,6 +343,9 @@ impl VolumeKeys {
         }
         let tang = match self.open_store(cluster)? {
             KeyStore::Cluster(store) => {
+                return Ok((settle_keys(&volume, &store, &*self.unlock).await?, Vec::new()));
+            }
+            KeyStore::Voters(store) => {
                 return Ok((settle_keys(&volume, &store, &*self.unlock).await?, Vec::new()));
             }
             KeyStore::Tang(tang) => tang,
@@ -367,6 +385,7 @@ fn without_slots(status: &EncryptionStatus, slots: &[u32]) -> EncryptionStatus {
 /// The keeper of the cluster unlock key.
 enum KeyStore {
     Cluster(NodeKeyStore),
+    Voters(VoterKeyStore),
     Tang(Arc<TangKeyStore>),
 }
 

@@ -18,7 +18,7 @@ use super::decision::Attempt;
 use super::device::{BLOCK_BYTES, DeviceOpener, OpenedVolume, left_out_fault};
 use super::error::StorageError;
 use super::faults::VolumeFaults;
-use super::keys::{TangKeyService, VolumeKeys};
+use super::keys::{RemoteKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::presence::{check_presence, wait_for_loss};
 use super::reencryption::VolumeReencryption;
@@ -104,8 +104,8 @@ impl StorageService {
             let (faults, opener, health) = (self.faults.clone(), self.opener.clone(), self.health.clone());
             spawn_blocking(move || faults.announce(&opener, &health)).await?;
         }
-        if self.keys.are_with_tang() {
-            ctx.run_child("keys", TangKeyService::new(Arc::clone(&self.keys), self.health.clone()))?;
+        if self.keys.are_with_tang() || self.keys.kept_by_voters().is_some() {
+            ctx.run_child("keys", RemoteKeyService::new(Arc::clone(&self.keys), self.health.clone()))?;
         }
         ctx.signal_ready()?;
         let canceled = tokio::select! {

@@ -18,7 +18,7 @@ use crate::error_chain::error_chain;
 use crate::node_v1::node_client::NodeClient;
 use crate::node_v1::{WatchRecordsRequest, WhoAmIRequest};
 use crate::parts::api::Api;
-use crate::parts::api::cluster_records::ToldRecords;
+use crate::parts::api::cluster_records::{InvalidRecords, ToldRecords};
 use crate::parts::api::enrol::{call_voter, connect, worker_message};
 use crate::parts::api::identities::Source;
 use crate::parts::api::peer_client::{CALL_TIMEOUT, PeerError, PeerProblem, describe_all};
@@ -184,10 +184,11 @@ impl Follower {
             turn += 1;
             let began = Instant::now();
             let Ended { has_told, why } = self.follow_voter(&voter, &mut member).await?;
-            if matches!(why, PeerProblem::Removed) && self.is_removed(&voter).await {
+            if matches!(why, PeerProblem::Removed) && self.is_removed(&voter, &member.cluster).await {
                 return self.leave(member, &voter).await;
             }
             if has_told {
+                tracing::warn!("follows node {} no more: {}", voter.id, error_chain(&why));
                 since = SystemTime::now();
                 errors.clear();
             }
@@ -206,9 +207,6 @@ impl Follower {
 
     fn cut_off(&self, member: &Membership, since: SystemTime, errors: &[PeerError]) {
         let asked = describe_all(errors);
-        if !asked.is_empty() {
-            tracing::warn!("follows no voter: {asked}");
-        }
         self.worker.set_status(WorkerStatus::CutOff { member: member.clone(), since, asked });
     }
 
@@ -227,7 +225,12 @@ impl Follower {
             Err(why) => return ended(has_told, why),
         };
         loop {
-            let told = match records.message().await {
+            // It tells what it knows at once, and then what changes.
+            let within = if has_told { Duration::MAX } else { CALL_TIMEOUT };
+            let Ok(message) = timeout(within, records.message()).await else {
+                return ended(has_told, PeerProblem::Timeout);
+            };
+            let told = match message {
                 Ok(Some(message)) => ToldRecords::parse(&message),
                 Ok(None) => {
                     return ended(has_told, PeerProblem::Refused(Status::unavailable("it has stopped")));
@@ -235,6 +238,9 @@ impl Follower {
                 Err(status) => return ended(has_told, PeerProblem::Refused(status)),
             };
             match told {
+                Ok(told) if told.cluster != member.cluster => {
+                    return ended(has_told, PeerProblem::Records(InvalidRecords::OtherCluster));
+                }
                 Ok(told) => *member = self.apply(&member.ticket, told).await?,
                 Err(error) => return ended(has_told, PeerProblem::Records(error)),
             }
@@ -248,12 +254,12 @@ impl Follower {
 
     /// Asks a voter that does not admit the node whether the cluster has removed it: the voter alone may not know it yet, or not
     /// know that it is back.
-    async fn is_removed(&self, voter: &Peer) -> bool {
-        let expected = voter.key;
+    async fn is_removed(&self, voter: &Peer, cluster: &str) -> bool {
+        let (expected, request) = (voter.key, WhoAmIRequest { cluster: cluster.to_owned() });
         let asked = timeout(CALL_TIMEOUT, async {
             let channel = connect(voter.address, move |key| *key == expected, &self.api.key).await;
             let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
-            NodeClient::new(channel).who_am_i(WhoAmIRequest {}).await
+            NodeClient::new(channel).who_am_i(request).await
         });
         matches!(asked.await, Ok(Err(status)) if status.code() == Code::NotFound)
     }

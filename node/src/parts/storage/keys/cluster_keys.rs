@@ -1,10 +1,14 @@
-//! The keepers of this node's cluster unlock keys: its cluster, or Tang servers.
+//! The keepers of this node's cluster unlock keys: its cluster, by its own member or by the voters, or Tang servers.
+
+use std::sync::Arc;
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{NodeId, NodeStore, SecretBytes, StoredUnlockKeys};
 use nodekeel_localstorage::volume::UnlockKey;
 
 use super::VolumeKeyError;
+use crate::node_v1::ReplaceUnlockKeysRequest;
+use crate::parts::api::Api;
 use crate::parts::storage::tang::TangKeyStore;
 
 /// Keeps the cluster unlock keys of a volume.
@@ -55,6 +59,31 @@ impl ClusterKeyStore for NodeKeyStore {
         let keys: Vec<_> = keys.iter().map(|key| SecretBytes::new(key.expose_bytes().to_vec())).collect();
         // The cluster refuses the change if the keys have changed since they were read.
         self.nodes.replace_unlock_keys(&read, &keys).await.map(drop).map_err(VolumeKeyError::Store)
+    }
+}
+
+/// The keys of a worker, which the voters write into the cluster's etcd.
+pub(super) struct VoterKeyStore(pub(super) Arc<Api>);
+
+impl ClusterKeyStore for VoterKeyStore {
+    /// The volume, and the keys that were read.
+    type Version = (String, Vec<Vec<u8>>);
+
+    async fn load_keys(&self, volume: &str) -> Result<(Vec<UnlockKey>, Self::Version), VolumeKeyError> {
+        let read = self.0.load_unlock_keys(volume).await.map_err(VolumeKeyError::Voters)?;
+        // Bytes of another length open no volume.
+        let keys = read.iter().filter_map(|key| UnlockKey::from_bytes(key).ok()).collect();
+        Ok((keys, (volume.to_owned(), read)))
+    }
+
+    async fn replace_keys(
+        &self,
+        (volume, read): Self::Version,
+        keys: &[UnlockKey],
+    ) -> Result<(), VolumeKeyError> {
+        let keys = keys.iter().map(|key| key.expose_bytes().to_vec()).collect();
+        let request = ReplaceUnlockKeysRequest { volume, read, keys };
+        self.0.replace_unlock_keys(request).await.map_err(VolumeKeyError::Voters)
     }
 }
 

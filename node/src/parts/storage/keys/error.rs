@@ -5,6 +5,7 @@ use nodekeel_cluster::node::NodeStoreError;
 use nodekeel_localstorage::volume::{LuksError, VolumeError};
 use thiserror::Error;
 
+use crate::parts::api::peer_client::PeerKeysError;
 use crate::parts::storage::tang::TangKeyError;
 
 /// The reason why the keys of the data volume could not be changed. Keys that opened it still do.
@@ -30,6 +31,9 @@ pub(crate) enum VolumeKeyError {
     /// The cluster does not answer, or has another version of the keys.
     #[error("can't read or change the cluster's half of the data volume's key")]
     Store(#[source] NodeStoreError),
+    /// No voter gives or keeps the key of a worker.
+    #[error("can't read or change the cluster's half of the data volume's key")]
+    Voters(#[source] PeerKeysError),
     /// Its keeper answers differently each time.
     #[error("the keeper of the other half of the data volume's key does not give back what it was given")]
     Unsettled,

@@ -12,6 +12,9 @@ use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
 use crate::parts::storage::unlock::UnlockStatus;
 
+/// The runnable of a node with a member.
+const CLUSTER_KEYS: &str = "root.cluster.keys";
+
 /// The object of the conditions.
 const OBJECT: &str = "data volume";
 
@@ -32,7 +35,10 @@ impl HealthSource for KeyHealth {
                 Ok(Some(status)) => {
                     let needed_passphrase = matches!(self.0.unlock.secret(), Some(UnlockSecret::Recovery(_)));
                     let is_with_tang = self.0.are_with_tang();
-                    let report = KeyReport { needed_passphrase, is_with_tang, ..KeyReport::of(&status) };
+                    let is_remote = is_with_tang || self.0.kept_by_voters().is_some();
+                    let service = if is_remote { "root.storage.keys" } else { CLUSTER_KEYS };
+                    let report =
+                        KeyReport { needed_passphrase, is_with_tang, service, ..KeyReport::of(&status) };
                     report.conditions(&self.0.cluster_key_state())
                 }
                 Ok(None) => Vec::new(),
@@ -52,6 +58,8 @@ struct KeyReport {
     is_split: bool,
     /// Tang servers do.
     is_with_tang: bool,
+    /// The runnable that has it kept.
+    service: &'static str,
     /// The node unlock key alone opens it, only until the cluster has its half.
     has_temporary_slot: bool,
     /// An operator has typed its recovery passphrase since it was shown.
@@ -89,6 +97,7 @@ impl KeyReport {
         Self {
             is_split,
             is_with_tang: false,
+            service: CLUSTER_KEYS,
             has_temporary_slot: !keeps_local && named(SlotKind::Local).next().is_some(),
             has_recovery,
             lacks_passphrase: !has_recovery && needs_passphrase(status),
@@ -175,15 +184,14 @@ impl KeyReport {
             };
             found.push(
                 warning(&problem)
-                    .waiting_for("root.cluster.keys")
-                    .hint("`nodectl cluster status`; `nodectl logs root.cluster.keys`"),
+                    .waiting_for(self.service)
+                    .hint(format!("`nodectl cluster status`; `nodectl logs {}`", self.service)),
             );
         } else if self.stale_slots > 0 && *cluster_key != ClusterKeyState::Lost && !self.has_temporary_slot {
             // A lost key has its own condition, which explains the older slots.
-            let hint = match (self.is_split, self.is_with_tang) {
-                (true, true) => "`nodectl logs root.storage.keys`",
-                (true, false) => "`nodectl logs root.cluster.keys`",
-                (false, _) => "`nodectl storage rotate`",
+            let hint = match self.is_split {
+                true => format!("`nodectl logs {}`", self.service),
+                false => "`nodectl storage rotate`".to_owned(),
             };
             found.push(warning("still opens by older keys: a change of its keys was interrupted").hint(hint));
         }
@@ -218,6 +226,7 @@ mod tests {
     const SETTLED: KeyReport = KeyReport {
         is_split: true,
         is_with_tang: false,
+        service: CLUSTER_KEYS,
         has_temporary_slot: false,
         has_recovery: true,
         lacks_passphrase: false,

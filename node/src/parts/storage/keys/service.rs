@@ -65,20 +65,21 @@ async fn keep_settled(
 /// a processor.
 const INCOMPLETE_PERIOD: Duration = Duration::from_secs(600);
 
-/// Keeps the other half of the volume's key with Tang servers, and asks them now and then whether they would give it back. The
-/// volume is open: a server that does not answer is a warning, and no failure of the runnable.
-pub(crate) struct TangKeyService {
+/// Keeps the other half of the volume's key with Tang servers, and asks them now and then whether they would give it back; or of a
+/// worker with the voters of its cluster. The volume is open: a server that does not answer is a warning, and no failure of the
+/// runnable.
+pub(crate) struct RemoteKeyService {
     keys: Arc<VolumeKeys>,
     health: HealthChanges,
 }
 
-impl TangKeyService {
+impl RemoteKeyService {
     pub(crate) fn new(keys: Arc<VolumeKeys>, health: HealthChanges) -> Self {
         Self { keys, health }
     }
 }
 
-impl Runnable for TangKeyService {
+impl Runnable for RemoteKeyService {
     fn run(&self, ctx: Context) -> RunFuture {
         let (keys, health) = (Arc::clone(&self.keys), self.health.clone());
         Box::pin(async move {
@@ -86,13 +87,17 @@ impl Runnable for TangKeyService {
             tokio::select! {
                 biased;
                 canceled = ctx.canceled() => Err(canceled.into()),
-                never = keep_with_tang(&keys, &health) => match never {},
+                never = keep_remotely(&keys, &health) => match never {},
             }
         })
     }
 }
 
-async fn keep_with_tang(keys: &VolumeKeys, health: &HealthChanges) -> Infallible {
+async fn keep_remotely(keys: &VolumeKeys, health: &HealthChanges) -> Infallible {
+    let worker = keys.kept_by_voters().and_then(|api| api.worker.as_ref());
+    if let Some(worker) = worker {
+        worker.wait_joined().await;
+    }
     let mut failures = 0;
     loop {
         let before = keys.cluster_key_state();
@@ -104,7 +109,9 @@ async fn keep_with_tang(keys: &VolumeKeys, health: &HealthChanges) -> Infallible
             match &state {
                 ClusterKeyState::Pending(why) | ClusterKeyState::Incomplete(why) => tracing::warn!("{why}"),
                 ClusterKeyState::Lost => {
-                    tracing::warn!("no Tang server has a key that opens the data volume")
+                    tracing::warn!(
+                        "no keeper of the other half of its key has one that opens the data volume"
+                    )
                 }
                 _ => {}
             }
@@ -118,6 +125,11 @@ async fn keep_with_tang(keys: &VolumeKeys, health: &HealthChanges) -> Infallible
             ClusterKeyState::Incomplete(_) => INCOMPLETE_PERIOD,
             ClusterKeyState::Stored | ClusterKeyState::Unknown => {
                 failures = 0;
+                // A cluster loses nothing that it has acknowledged.
+                if worker.is_some() {
+                    keys.wait_unsettled().await;
+                    continue;
+                }
                 CHECK_PERIOD
             }
         };
