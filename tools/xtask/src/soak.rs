@@ -103,6 +103,8 @@ const SOAKS: &[Soak] = &[
     ("cluster-stalls", Tests("nodekeel-cluster it whose_disk_stalls"), ""),
     // Three members upgraded one by one from Debian's etcd over 3.5 and 3.6 to the newest, under load.
     ("cluster-upgrade", Tests("nodekeel-cluster it upgrade::"), ""),
+    // Workers in one process, which enrol at once.
+    ("cluster-workers", Tests("noded it workers_enrol_at_once"), "NODEKEEL_WORKERS=100"),
     // Voters replaced by others, each with a kill in a step of the replacement.
     (
         "cluster-replaces",

@@ -31,7 +31,7 @@ fn api_section(port: &ReservedPort) -> String {
 }
 
 /// The key of a node's API, as a thief of its disk has it.
-fn api_key(data: &Path) -> PrivateKey {
+pub(crate) fn api_key(data: &Path) -> PrivateKey {
     PrivateKey::from_pem(&fs::read(data.join("api/key")).unwrap()).unwrap()
 }
 
