@@ -17,7 +17,7 @@ use crate::consensus::MemberName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CertificateUsage {
-    /// A consensus member: server and client, to the other members. Its certificate has the [`peer_name`], too.
+    /// A consensus member: server and client, to the other members. Its certificate has the [`peer_name()`], too.
     Member,
     /// A consensus client, at any address.
     Client,

@@ -119,7 +119,7 @@ impl CaSealing {
         })
     }
 
-    /// The members that have not published a certificate with the [`peer_name`].
+    /// The members that have not published a certificate with the [`peer_name()`].
     ///
     /// # Errors
     /// Those of [`has_other_opener`](Self::has_other_opener).

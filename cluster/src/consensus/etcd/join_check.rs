@@ -21,6 +21,7 @@ use super::local_member::LocalMember;
 use super::peer_client::{PeerClient, is_denial};
 use super::peer_server::{PeerQuestion, PeerServer};
 use super::retry_pause::RetryPause;
+use super::version::{EtcdVersion, check_join_version};
 use crate::BoxError;
 use crate::consensus::join::find_started;
 use crate::consensus::{ConsensusError, Member, Peer, StatusReporter};
@@ -37,6 +38,8 @@ pub(super) struct JoinCheck<'a> {
     pub(super) credentials: &'a Credentials,
     /// The other members, as the ticket lists them.
     pub(super) peers: &'a [Peer],
+    /// That of its etcd, if it is known.
+    pub(super) version: Option<EtcdVersion>,
 }
 
 /// What the member waits for.
@@ -184,16 +187,23 @@ impl JoinCheck<'_> {
         let this = self.member.peer();
         let mut pause = RetryPause::default();
         loop {
-            let asked = join_all(self.peers.iter().map(|peer| list_members(client, peer))).await;
+            let asked = join_all(self.peers.iter().map(|peer| self.ask_peer(client, peer))).await;
             let mut silent = Vec::new();
             for (peer, asked) in self.peers.iter().zip(asked) {
                 match asked {
-                    Ok(members) => {
-                        match find_started(&members, &this) {
-                            Some(refusal) => {
-                                let _ = events.send(Event::Answer(JoinAnswer::Refused(refusal)));
+                    Ok((members, fit)) => {
+                        let answer = match (find_started(&members, &this), fit) {
+                            (Some(refusal), _) => Some(JoinAnswer::Refused(refusal)),
+                            (None, Some(Err(unfit))) => Some(JoinAnswer::Waits(unfit)),
+                            (None, Some(Ok(()))) => {
+                                unstarted.notify_one();
+                                None
                             }
-                            None => unstarted.notify_one(),
+                            // Its etcd does not run.
+                            (None, None) => None,
+                        };
+                        if let Some(answer) = answer {
+                            let _ = events.send(Event::Answer(answer));
                         }
                         voters.lock().unwrap_or_else(PoisonError::into_inner).learn(peer, members);
                     }
@@ -207,12 +217,28 @@ impl JoinCheck<'_> {
     }
 }
 
-/// The members that another one lists; otherwise the reason.
-async fn list_members(client: &PeerClient, peer: &Peer) -> Result<Vec<Member>, String> {
-    client.list_members(peer.name.as_str(), &peer.url).await.map_err(|error| {
-        let error = nodekeel_supervisor::Failure::new(explain_rejection(error));
-        format!("{} at {}: {error}", peer.name, peer.url)
-    })
+impl JoinCheck<'_> {
+    /// The members that another one lists, and whether this one's etcd fits to theirs, if that is known; otherwise the reason.
+    async fn ask_peer(
+        &self,
+        client: &PeerClient,
+        peer: &Peer,
+    ) -> Result<(Vec<Member>, Option<Result<(), String>>), String> {
+        let asked = async {
+            let members = client.list_members(peer.name.as_str(), &peer.url).await?;
+            let cluster = client.read_cluster_version(peer.name.as_str(), &peer.url).await;
+            let fit = cluster.ok().flatten().map(|cluster| match self.version {
+                Some(version) => check_join_version(version, cluster),
+                // It fails by itself.
+                None => Ok(()),
+            });
+            Ok((members, fit))
+        };
+        asked.await.map_err(|error| {
+            let error = nodekeel_supervisor::Failure::new(explain_rejection(error));
+            format!("{} at {}: {error}", peer.name, peer.url)
+        })
+    }
 }
 
 /// etcd closes a connection whose certificate it rejects, without a word.

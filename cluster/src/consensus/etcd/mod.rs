@@ -190,7 +190,7 @@ impl MemberRun<'_> {
         let total = tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
-            admitted = self.wait_admitted(&mut prepared) => admitted?,
+            admitted = self.wait_admitted(&mut prepared, version) => admitted?,
         };
         let is_alone = self.recovery.resume().await?;
         // A voter whose disk is an older copy must not start. This wait, too, has no end without a majority.
@@ -279,14 +279,19 @@ impl MemberRun<'_> {
 
     /// Waits until the cluster admits a member that joins, and updates its list of the others. Returns the size of the cluster's
     /// data, if it was told.
-    async fn wait_admitted(&self, prepared: &mut PreparedFiles) -> Result<Option<u64>, ConsensusError> {
+    async fn wait_admitted(
+        &self,
+        prepared: &mut PreparedFiles,
+        version: Option<EtcdVersion>,
+    ) -> Result<Option<u64>, ConsensusError> {
         // Only a member that joins has to be admitted, and only once.
         let (InitialCluster::Existing { peers }, Some(claim)) =
             (&mut prepared.initial_cluster, &prepared.join_claim)
         else {
             return Ok(None);
         };
-        let check = JoinCheck { member: self.member, claim, credentials: &prepared.credentials, peers };
+        let credentials = &prepared.credentials;
+        let check = JoinCheck { member: self.member, claim, credentials, peers, version };
         let admitted = check.wait_admitted(self.reporter).await?;
         *peers = admitted.peers;
         if admitted.is_name_required {

@@ -19,6 +19,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 use super::start_number::StartNumber;
+use super::version::EtcdVersion;
 use crate::consensus::{Member, MemberId, PeerUrl};
 use crate::pki::has_peer_name;
 #[cfg(any(test, feature = "testing"))]
@@ -66,6 +67,7 @@ pub(super) struct DataHashAnswer {
 #[derive(Deserialize)]
 struct Versions {
     etcdserver: String,
+    etcdcluster: String,
 }
 
 /// A member in the answer to `GET /members`, and in etcd's database.
@@ -128,6 +130,19 @@ impl PeerClient {
     pub(super) async fn read_version(&self, name: &str, url: &PeerUrl) -> io::Result<String> {
         let mut connection = timeout(REQUEST_TIMEOUT, self.connect(name, url)).await??;
         connection.read_version().await
+    }
+
+    /// The release of the cluster of the member of this name; `None` until its etcd has decided it.
+    ///
+    /// # Errors
+    /// Those of [`read_version`](Self::read_version).
+    pub(super) async fn read_cluster_version(
+        &self,
+        name: &str,
+        url: &PeerUrl,
+    ) -> io::Result<Option<EtcdVersion>> {
+        let mut connection = timeout(REQUEST_TIMEOUT, self.connect(name, url)).await??;
+        Ok(EtcdVersion::parse_cluster(&connection.read_versions().await?.etcdcluster))
     }
 
     /// A connection to the member of this name.
@@ -246,11 +261,15 @@ impl PeerConnection {
     /// # Errors
     /// It does not answer in time, or the answer has no version.
     pub(super) async fn read_version(&mut self) -> io::Result<String> {
+        Ok(self.read_versions().await?.etcdserver)
+    }
+
+    async fn read_versions(&mut self) -> io::Result<Versions> {
         // The answer is so short that it has its length.
         let question = format!("GET /version HTTP/1.1\r\nHost: {}\r\n\r\n", self.name);
         let mut answer = Vec::new();
         timeout(REQUEST_TIMEOUT, self.read_answer(question.as_bytes(), &mut answer)).await??;
-        Ok(serde_json::from_slice::<Versions>(&parse_answer(answer)?)?.etcdserver)
+        Ok(serde_json::from_slice(&parse_answer(answer)?)?)
     }
 
     async fn read_answer(&mut self, question: &[u8], answer: &mut Vec<u8>) -> io::Result<()> {

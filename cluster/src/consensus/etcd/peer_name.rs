@@ -1,6 +1,6 @@
 //! The peer ports admit members alone.
 //!
-//! Each certificate of the cluster's CA would open etcd's peer port. So members' certificates have a [name](peer_name) that no other
+//! Each certificate of the cluster's CA would open etcd's peer port. So members' certificates have a [name](peer_name()) that no other
 //! has, and etcd and the member itself require it there. An earlier release gave none: such a member certifies itself again at its
 //! start, and the name is required once
 //!

@@ -46,6 +46,11 @@ impl EtcdVersion {
         Some(EtcdVersion { major, minor })
     }
 
+    /// Parses the version of a cluster, that of its oldest member; `None` if etcd has not decided it.
+    pub(super) fn parse_cluster(version: &str) -> Option<EtcdVersion> {
+        EtcdVersion::parse(version).filter(|version| *version != UNKNOWN_CLUSTER_VERSION)
+    }
+
     /// Asks this program for its version.
     pub(super) async fn of_program(binary: &Path) -> Option<EtcdVersion> {
         let mut command = Command::new(binary);
@@ -60,6 +65,18 @@ impl EtcdVersion {
         let line = std::str::from_utf8(printed).ok()?.strip_prefix("etcd Version: ")?;
         EtcdVersion::parse(line.lines().next()?)
     }
+}
+
+/// Refuses an etcd of this version to a cluster of that one, with a clause: some releases stop when a much newer one joins.
+pub(super) fn check_join_version(version: EtcdVersion, cluster: EtcdVersion) -> Result<(), String> {
+    if may_start(version, cluster) {
+        return Ok(());
+    }
+    let next = EtcdVersion { minor: cluster.minor + 1, ..cluster };
+    Err(format!(
+        "its etcd {version} can't join a cluster of etcd {cluster}: install etcd {cluster} or {next}, or set \
+         services.etcd.binary to one, and restart the node"
+    ))
 }
 
 /// Whether etcd of this version may start with data of that one.
@@ -141,6 +158,20 @@ fn database_version(files: &EtcdDir) -> Result<Option<EtcdVersion>, ConsensusErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_etcd_joins_a_cluster_of_its_release_or_of_the_one_before() {
+        let refused = |version: &str, cluster: &str| {
+            let cluster = EtcdVersion::parse_cluster(cluster).unwrap();
+            check_join_version(EtcdVersion::parse(version).unwrap(), cluster).err()
+        };
+        assert_eq!(refused("3.4.23", "3.4.0").or(refused("3.5.35", "3.4.0")), None);
+        for (version, cluster) in [("3.6.1", "3.4.0"), ("3.4.23", "3.5.0")] {
+            let text = refused(version, cluster).unwrap();
+            assert!(text.contains("install etcd 3.") && text.contains("services.etcd.binary"), "{text}");
+        }
+        assert_eq!(EtcdVersion::parse_cluster("not_decided").or(EtcdVersion::parse_cluster("3.0.0")), None);
+    }
 
     #[test]
     fn the_same_minor_release_and_the_next_may_start() {

@@ -68,6 +68,25 @@ async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_
     stop_all(&mut voters).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "sampled: needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_node_whose_etcd_is_too_new_for_its_cluster_waits_by_name_and_joins_with_another() {
+    let (mut voters, mut joiner) = cluster_and_spare(1, Debian).await;
+    joiner.give_ticket(&voters[0]).await;
+    // The voters would exit at what it proposes.
+    joiner.set_etcd(Newest);
+    joiner.start();
+    joiner.wait_condition("can't join a cluster of etcd 3.4: install etcd 3.4 or 3.5").await;
+    assert!(!joiner.kill_etcd(), "its etcd was started");
+    assert_eq!(voters[0].access().await.cluster_members().list_members().await.unwrap().len(), 1);
+    joiner.stop().await;
+    joiner.set_etcd(Debian);
+    joiner.start();
+    joiner.wait_running().await;
+    voters.push(joiner);
+    stop_all(&mut voters).await;
+}
+
 #[rstest]
 #[ignore = "soak: the newest etcd runs it, too"]
 #[case::debian(Debian)]

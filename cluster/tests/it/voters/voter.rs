@@ -270,6 +270,12 @@ impl Voter {
         Gate { pipe, _scratch: scratch }
     }
 
+    /// Its etcd is of this release from its next start on.
+    pub(crate) fn set_etcd(&mut self, version: EtcdVersion) {
+        self.binary = version.binary();
+        self.fixture.consensus = etcd_of(&self.binary);
+    }
+
     /// Its etcd gets these arguments, too.
     pub(crate) fn add_etcd_args(&mut self, args: &[&str]) {
         let mut config = EtcdConfig::new(&self.binary);
