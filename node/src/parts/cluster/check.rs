@@ -18,6 +18,13 @@ const SHORTEST_PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// The names of backups have seconds, and each backup reads the whole store.
 const SHORTEST_BACKUP_PERIOD: Duration = Duration::from_secs(60);
 
+/// The name of a flag of etcd that only the cluster sets: with another value it would be another member, or serve others than members.
+fn own_flag(arg: &str) -> Option<&str> {
+    const OWN: [&str; 4] = ["config-file", "data-dir", "name", "wal-dir"];
+    let flag = arg.strip_prefix('-')?.trim_start_matches('-').split('=').next()?;
+    (OWN.contains(&flag) || flag.contains("peer") || flag.starts_with("initial-cluster")).then_some(flag)
+}
+
 /// Checks the rules between fields.
 pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
@@ -53,6 +60,12 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
         return reject_field(
             "services.etcd.enable",
             "[cluster] requires etcd; remove this key, or [cluster]",
+        );
+    }
+    if let Some(flag) = config.services.etcd.extra_args.iter().find_map(|arg| own_flag(arg)) {
+        return reject_field(
+            "services.etcd.extra_args",
+            format!("must not have --{flag}, which [cluster] sets; remove it"),
         );
     }
     match (cluster.address, &cluster.interface) {

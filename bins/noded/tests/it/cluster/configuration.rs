@@ -64,6 +64,10 @@ fn an_impossible_cluster_is_rejected_before_anything_is_done() {
         ("[cluster]\naddress = \"192.0.2.7\"\n", "no interface of this machine has the address 192.0.2.7"),
         ("[cluster]\ninterface = \"none0\"\n", "interface none0 does not exist"),
         ("services.etcd.enable = false\n[cluster]\naddress = \"127.0.0.1\"\n", "[cluster] requires etcd"),
+        (
+            "[services.etcd]\nextra_args = [\"--peer-cert-allowed-hostname=\"]\n[cluster]\naddress = \"127.0.0.1\"\n",
+            "services.etcd.extra_args: must not have --peer-cert-allowed-hostname, which [cluster] sets",
+        ),
         // In the data directory of the command line.
         (&*record, "would be lost with it: use a file outside"),
     ];
