@@ -147,6 +147,9 @@ nodekeel_localstorage::layout! {
 /// The name of the directory with the files that the node needs before its volume is open, as the layout declares it.
 pub(crate) const ESP_DIR: &str = "esp";
 
+/// The path of what a worker keeps of its cluster, as the layout declares it.
+pub(crate) const MEMBERSHIP: &str = "api/membership";
+
 /// The name of the data volume's mount point, as the layout declares it.
 pub(crate) const VOLUME_DIR: &str = "data";
 

@@ -26,10 +26,11 @@ use crate::config::NodedConfig;
 use crate::control::stopping_status;
 use crate::data::{DataDir, has_run};
 use crate::error_chain::error_chain;
-use crate::layout::{CLUSTER_DIR, ESP_DIR, RESTORE_FILE, VOLUMES_DIR};
+use crate::layout::{CLUSTER_DIR, ESP_DIR, MEMBERSHIP, RESTORE_FILE, VOLUMES_DIR};
 use crate::parts::cluster::bootstrap_record;
 use crate::parts::storage::control::{StorageControl, describe_state};
 use crate::parts::storage::unlock::UnlockStatus;
+use crate::parts::worker::DN as WORKER_DN;
 use crate::plan::NodePlan;
 use crate::preparation::{PreparedParts, StartError, prepare_services};
 use crate::running::{AnswerConfig, RunningNode};
@@ -112,6 +113,8 @@ struct ResetFacts {
     data: PathBuf,
     /// The files in `esp/`, by name.
     esp: Vec<String>,
+    /// Whether it is a worker that has joined a cluster.
+    has_membership: bool,
     volume: VolumeFacts,
     /// The record that permits no other bootstrap; `None` if it does not exist.
     bootstrap_record: Option<PathBuf>,
@@ -150,6 +153,8 @@ enum ResetStep {
     RemoveCluster { directory: PathBuf },
     /// Removes this file of the enrolment in `esp/`.
     RemoveEnrolment { esp: PathBuf, name: String },
+    /// Removes what a worker keeps of its cluster.
+    RemoveMembership { path: PathBuf },
     /// Removes the record that permits no other bootstrap.
     RemoveBootstrapRecord { path: PathBuf },
     /// Removes what the node knows of the volume that is lost.
@@ -169,6 +174,9 @@ impl fmt::Display for ResetStep {
             Self::RemoveEnrolment { esp, name } => {
                 let what = if name.ends_with(".pb") { "the ticket" } else { "the record of the enrolment" };
                 write!(f, "{}: {what}", esp.join(name).display())
+            }
+            Self::RemoveMembership { path } => {
+                write!(f, "{}: the node's place in its cluster", path.display())
             }
             Self::RemoveBootstrapRecord { path } => {
                 write!(f, "{}: the record that permits no other bootstrap", path.display())
@@ -194,10 +202,10 @@ impl ResetPlan {
         let (mut steps, mut keeps, mut notes) = (Vec::new(), Vec::new(), Vec::new());
         // The cluster's data first, and the journal last: until it is gone, the next start is not that of a new node.
         if let VolumeFacts::Open { path, has_cluster, has_pod_volumes, needs_cluster } = &facts.volume {
+            if *needs_cluster && (*has_cluster || facts.has_membership) {
+                return Err(ResetError::KeyInCluster);
+            }
             if *has_cluster {
-                if *needs_cluster {
-                    return Err(ResetError::KeyInCluster);
-                }
                 steps.push(ResetStep::RemoveCluster { directory: path.join(CLUSTER_DIR) });
             }
             keeps.push(format!("{}: the data volume, with everything else on it", path.display()));
@@ -213,6 +221,9 @@ impl ResetPlan {
         steps.extend(
             enrolment.map(|name| ResetStep::RemoveEnrolment { esp: esp.clone(), name: name.clone() }),
         );
+        if facts.has_membership {
+            steps.push(ResetStep::RemoveMembership { path: facts.data.join(MEMBERSHIP) });
+        }
         match &facts.bootstrap_record {
             Some(path) if options.bootstrap_again => {
                 steps.push(ResetStep::RemoveBootstrapRecord { path: path.clone() });
@@ -245,7 +256,12 @@ impl ResetPlan {
                 .map(|name| format!("{}: a key of a volume", esp.join(name).display())),
         );
         let leaves_cluster = |step: &ResetStep| {
-            matches!(step, ResetStep::RemoveCluster { .. } | ResetStep::RemoveEnrolment { .. })
+            matches!(
+                step,
+                ResetStep::RemoveCluster { .. }
+                    | ResetStep::RemoveEnrolment { .. }
+                    | ResetStep::RemoveMembership { .. }
+            )
         };
         if steps.iter().any(leaves_cluster) {
             notes.push(
@@ -332,6 +348,7 @@ pub(crate) async fn plan_reset(
     let (config, data) = (running.plan(), running.data().path().to_owned());
     let facts = ResetFacts {
         esp: list_esp(&data.join(ESP_DIR))?,
+        has_membership: data.join(MEMBERSHIP).symlink_metadata().is_ok(),
         volume,
         bootstrap_record: find_bootstrap_record(&config.config, &data),
         data,
@@ -351,11 +368,11 @@ fn find_bootstrap_record(config: &NodedConfig, data: &Path) -> Option<PathBuf> {
 
 /// Performs a plan: stops the cluster, removes, and starts the cluster as that of a new node.
 pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) -> Result<(), ResetError> {
-    let dn = dn::CLUSTER.to_owned();
-    let runs =
-        running.supervisor.with(|supervisor| supervisor.snapshot().iter().any(|status| *status.dn == *dn));
-    if runs == Some(true) {
-        stop_cluster(running).await?;
+    let tree = running.supervisor.with(Supervisor::snapshot);
+    let runs = |dn: &&str| tree.iter().flatten().any(|status| *status.dn == **dn);
+    let stopped: Vec<_> = [dn::CLUSTER, WORKER_DN].into_iter().filter(runs).collect();
+    for dn in &stopped {
+        stop_runnable(running, dn).await?;
     }
     let (node, steps) = (Arc::clone(running), plan.steps.clone());
     let performed = spawn_blocking(move || steps.iter().try_for_each(|step| perform_step(&node, step)));
@@ -369,23 +386,23 @@ pub(crate) async fn perform_reset(running: &Arc<RunningNode>, plan: &ResetPlan) 
         let started = running.supervisor.with(|supervisor| start(supervisor, dn));
         started.unwrap_or(Ok(())).map_err(ResetError::Control)
     };
-    if runs == Some(true) {
-        start(dn::CLUSTER, |supervisor, dn| supervisor.start_runnable(dn))?;
+    for dn in stopped {
+        start(dn, |supervisor, dn| supervisor.start_runnable(dn))?;
     }
     performed?;
     let changes_volume =
         |step: &ResetStep| matches!(step, ResetStep::ForgetVolume { .. } | ResetStep::GiveUpVolume { .. });
-    if plan.steps.iter().any(changes_volume) && runs.is_some() {
+    if plan.steps.iter().any(changes_volume) && tree.is_some() {
         start(dn::STORAGE, |supervisor, dn| supervisor.restart_runnable(dn))?;
     }
     Ok(())
 }
 
-/// Stops the cluster, and waits until it has stopped, with its member.
-async fn stop_cluster(running: &RunningNode) -> Result<(), ResetError> {
-    let stopped = running.supervisor.with(|supervisor| supervisor.stop_runnable(dn::CLUSTER));
+/// Stops the cluster or the worker, and waits until it has stopped, with its member.
+async fn stop_runnable(running: &RunningNode, dn: &str) -> Result<(), ResetError> {
+    let stopped = running.supervisor.with(|supervisor| supervisor.stop_runnable(dn));
     stopped.unwrap_or(Ok(())).map_err(ResetError::Control)?;
-    let dns = [dn::CLUSTER.to_owned()].into();
+    let dns = [dn.to_owned()].into();
     let watch = |supervisor: &Supervisor| (supervisor.watch_changes(), supervisor.snapshot());
     while let Some((mut changes, tree)) = running.supervisor.with(watch) {
         if !has_running_descendant(&tree, &dns) || changes.changed().await.is_err() {
@@ -407,7 +424,7 @@ fn perform_step(running: &RunningNode, step: &ResetStep) -> Result<(), ResetErro
             volume.dir().remove_tree(CLUSTER_DIR).map(drop).map_err(ResetError::File)
         }
         ResetStep::RemoveEnrolment { esp, name } => remove(&esp.join(name)),
-        ResetStep::RemoveBootstrapRecord { path } => remove(path),
+        ResetStep::RemoveMembership { path } | ResetStep::RemoveBootstrapRecord { path } => remove(path),
         ResetStep::ForgetVolume { .. } => {
             let storage = running.extension::<Arc<StorageControl>>().ok_or(ResetError::NoStorage)?;
             storage.forget_volume().map_err(ResetError::Volume)
@@ -509,6 +526,7 @@ mod tests {
         ResetFacts {
             data: "/d".into(),
             esp: esp.map(str::to_owned).into(),
+            has_membership: false,
             volume,
             bootstrap_record: Some("/d.bootstrapped".into()),
         }
@@ -570,6 +588,20 @@ mod tests {
             let plan = ResetPlan::decide(&facts, ResetOptions::default()).expect("possible");
             assert!(plan.is_empty(), "{plan:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_is_reset_forgets_its_cluster() {
+        let worker = |needs_cluster| {
+            let VolumeFacts::Open { path, has_pod_volumes, .. } = open(false) else { panic!("open") };
+            let volume = VolumeFacts::Open { path, has_cluster: false, has_pod_volumes, needs_cluster };
+            let facts = ResetFacts { esp: Vec::new(), has_membership: true, ..facts(volume) };
+            ResetPlan::decide(&facts, ResetOptions::default())
+        };
+        let plan = worker(false).expect("possible");
+        assert_eq!(names(&plan.removes()), ["/d/api/membership"]);
+        assert!(plan.notes.concat().contains("nodectl cluster remove"), "{plan:?}");
+        assert!(matches!(worker(true), Err(ResetError::KeyInCluster)), "its cluster has half of the key");
     }
 
     #[test]

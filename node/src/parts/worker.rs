@@ -32,7 +32,7 @@ use crate::running::RunningNode;
 use crate::v1;
 
 pub(crate) const NAME: &str = "worker";
-const DN: &str = "root.api.worker";
+pub(crate) const DN: &str = "root.api.worker";
 
 /// `[worker]`: the node is a worker of a cluster. Its API is what the cluster knows it by.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -170,10 +170,11 @@ impl Worker {
     pub(crate) fn refusal(api: &Api) -> Status {
         let voters = api.peers.read().unwrap_or_default();
         let voters: Vec<_> = voters.iter().map(|voter| voter.address.to_string()).collect();
-        Status::failed_precondition(format!(
-            "this node is a worker, and has no member of the cluster: type it on a voter, for example by `nodectl --context`: {}",
-            if voters.is_empty() { "none is known".to_owned() } else { voters.join(", ") }
-        ))
+        let mut text = "this node is a worker, and has no member of a cluster: type it on a voter".to_owned();
+        if !voters.is_empty() {
+            text += &format!("; the APIs of its voters are at {}", voters.join(", "));
+        }
+        Status::failed_precondition(text)
     }
 }
 

@@ -121,6 +121,9 @@ fn parse_peers(bytes: &[u8]) -> Result<Vec<Peer>, InvalidPeer> {
     text.lines().map(Peer::parse).collect()
 }
 
+/// The reason of those that wait for the node's cluster.
+pub(super) const NOT_IN_CLUSTER: &str = "the node is not in its cluster: see `nodectl cluster status`";
+
 /// Records this node, and keeps what it knows of the others current, once the node is in its cluster.
 pub(crate) struct PeerWatch {
     pub(crate) api: Arc<Api>,
@@ -143,7 +146,7 @@ impl Runnable for PeerWatch {
 
 impl PeerWatch {
     async fn follow(&self, ctx: &Context) -> Result<(), Failure> {
-        ctx.signal_not_ready("the node is not in its cluster: see `nodectl cluster status`")?;
+        ctx.signal_not_ready(NOT_IN_CLUSTER)?;
         let mut phase = EnrolmentPhase::New;
         while phase != EnrolmentPhase::Running {
             phase = self.cluster.wait_phase_left(phase).await.phase();

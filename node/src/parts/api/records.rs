@@ -18,6 +18,7 @@ use tonic::Status;
 use super::cluster_records::parse_operator;
 use super::config::{DN, is_valid_operator_name};
 use super::identities::{Api, Identity, Source};
+use super::peers::NOT_IN_CLUSTER;
 use crate::access::{PublicKey, Role};
 use crate::error_chain::error_chain;
 use crate::node_v1;
@@ -156,6 +157,7 @@ impl Runnable for RecordWatch {
 }
 
 async fn watch_cluster(api: &Api, cluster: &ClusterNode, ctx: &Context) -> Result<Infallible, Failure> {
+    ctx.signal_not_ready(NOT_IN_CLUSTER)?;
     // The state of the run before is replaced when this one starts.
     while cluster.wait_finished().await.is_err() {
         cluster.wait_phase_left(EnrolmentPhase::Failed).await;

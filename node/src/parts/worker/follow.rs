@@ -69,6 +69,8 @@ impl Follower {
 
     /// Waits for a ticket, and redeems it: not that by which the node has joined before it was removed.
     async fn join(&self, former: Option<&Membership>) -> Result<Membership, Failure> {
+        // Also of a worker that was reset.
+        self.api.identities.replace(Source::Cluster, Vec::new());
         let certificate = self.certify()?;
         let (mut last, mut failures, mut next_call) = (None, 0, Instant::now());
         let mut waits_for = (String::new(), String::new());
@@ -218,10 +220,11 @@ impl Follower {
         let connected = timeout(CALL_TIMEOUT, async {
             let mut client = self.api.connect_peer(voter).await?;
             let answer = client.watch_records(request).await.map_err(PeerProblem::Refused)?;
-            Ok(answer.into_inner())
+            Ok((client, answer.into_inner()))
         });
-        let mut records = match connected.await.unwrap_or(Err(PeerProblem::Timeout)) {
-            Ok(records) => records,
+        // Without its client, a connection counts as idle, and does not notice that its voter is gone.
+        let (_client, mut records) = match connected.await.unwrap_or(Err(PeerProblem::Timeout)) {
+            Ok(connected) => connected,
             Err(why) => return ended(has_told, why),
         };
         loop {

@@ -165,6 +165,11 @@ fn a_worker_that_is_removed_says_so_and_joins_again_by_another_ticket_alone() {
     worker.wait_ready("root.api.worker");
     assert_eq!(cluster_identity(&worker), identity);
     wait_operators(&worker, &["alice"]);
+    // Without its ticket, it forgets its cluster.
+    let reset = worker.ask(&["reset", "--yes"]);
+    assert!(reset.contains("api/membership: the node's place in its cluster"), "{reset}");
+    wait_failing(&worker, "the reset", |status, _| status["state"] == "Waiting" && status["node"].is_null());
+    assert_eq!(cluster_operators(&worker), [""; 0]);
     worker.stop();
     first.stop();
 }
