@@ -176,6 +176,33 @@ fn a_worker_that_is_removed_says_so_and_joins_again_by_another_ticket_alone() {
 
 #[test]
 #[ignore = "needs etcd"]
+fn a_worker_believes_no_voter_that_was_reset_and_joins_its_new_cluster_by_a_reset_alone() {
+    let voter = ApiMember::new();
+    let first = start_first(&voter);
+    let fixture = WorkerFixture::new();
+    let worker = fixture.spawn_with(&worker_ticket(&first, &[]));
+    worker.wait_ready("root.api.worker");
+    let before = cluster_identity(&worker);
+    // The voter keeps the key of its API, and makes another cluster.
+    first.ask(&["reset", "--bootstrap", "--yes"]);
+    first.wait_ready("root.api.records");
+    first.wait_ready("root.api.peers");
+    let other = cluster_identity(&first).1;
+    assert_ne!(other, before.1);
+    let status = wait_failing(&worker, "the loss of its cluster", |_, detail| {
+        detail.contains("does not admit this node")
+    });
+    assert_eq!((&status["state"], &status["node"]), (&"Unhealthy".into(), &before.0), "{status}");
+    worker.ask(&["reset", "--yes"]);
+    give_ticket(&worker.scratch, text(&worker_ticket(&first, &[])));
+    worker.wait_ready("root.api.worker");
+    assert_eq!(cluster_identity(&worker), (before.0, other));
+    worker.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
 fn a_worker_needs_a_ticket_of_its_role_and_waits_for_a_voter() {
     let voter = ApiMember::new();
     let first = start_first(&voter);
