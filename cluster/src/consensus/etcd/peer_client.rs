@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
@@ -109,12 +110,14 @@ impl PeerClient {
         let roots = root_store(&credentials.ca)?;
         let (chain, key) = identity(credentials)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
             .map_err(io::Error::other)?;
+        // A resumed session has the certificate that the member presented in the first one.
+        config.resumption = Resumption::disabled();
         Ok(TlsConnector::from(Arc::new(config)))
     }
 
