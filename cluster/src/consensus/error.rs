@@ -16,6 +16,11 @@ use crate::pki::CaError;
 pub const REMOVED_NODE: &str =
     "this node was removed from its cluster: type `nodectl reset` here, and join it by another ticket";
 
+/// What a node says whose certificate is rejected, and has no name of a member, as a clause with the remedy.
+pub const UNNAMED_CERTIFICATE: &str = "an earlier release issued it, without the name of a member; if this node was not removed, delete \
+     `data/cluster/etcd/peer_name` in the data directory of each voter that rejects it, and restart that; if it was removed: \
+     `nodectl reset` here";
+
 /// How a node whose data can't be used any more is replaced, as a clause.
 pub(super) const REPLACE_NODE: &str = "type `nodectl cluster replace NODE` on another node and `nodectl reset` here, and join \
                                        it by the new ticket";

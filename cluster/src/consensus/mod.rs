@@ -35,7 +35,7 @@ use std::fmt::Debug;
 
 pub use cluster_access::{ClusterAccess, ClusterMembers};
 pub use condition::{DataTransfer, MemberCondition, StoreAlarm, VoterReach};
-pub use error::{ConsensusError, MembershipError, REMOVED_NODE};
+pub use error::{ConsensusError, MembershipError, REMOVED_NODE, UNNAMED_CERTIFICATE};
 pub use join::JoinRefusal;
 pub use maintenance::{SnapshotStream, StoreMaintenance, check_defragment, check_disarm};
 pub use member::{Member, MemberId, NewMember, Peer};

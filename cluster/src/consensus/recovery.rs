@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use thiserror::Error;
 
 use super::ConsensusError;
-use super::error::REMOVED_NODE;
+use super::error::{REMOVED_NODE, UNNAMED_CERTIFICATE};
 
 /// How far the recovery of a cluster from this member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,12 @@ pub enum RecoveryError {
     /// A member rejects this one, or has when it last answered.
     #[error("member {witness} of the cluster rejects this one's certificate: {}", REMOVED_NODE)]
     Removed {
+        /// The other member.
+        witness: String,
+    },
+    /// The same, and its certificate has no name of a member: it may not have been removed.
+    #[error("member {witness} of the cluster rejects this one's certificate: {}", UNNAMED_CERTIFICATE)]
+    Unnamed {
         /// The other member.
         witness: String,
     },

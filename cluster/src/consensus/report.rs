@@ -22,10 +22,12 @@ pub struct ClusterReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenPeerPort {
-    /// There are certificates of a release that gave members no name of their own.
+    /// There are, or may be, certificates of a release that gave members no name of their own.
     Unnamed {
-        /// The names of members that have not published a certificate with one.
+        /// The names of members that present a certificate without one.
         members: BTreeSet<String>,
+        /// The names of members that present none now.
+        silent: BTreeSet<String>,
         /// The URLs of unused tickets with such a certificate, and of members that have not started.
         tickets: BTreeSet<PeerUrl>,
     },

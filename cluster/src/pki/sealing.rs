@@ -10,12 +10,10 @@ use nodekeel_supervisor::{Context, Failure};
 use super::ca::ClusterCa;
 use super::stored::{KeyState, StoredValues};
 use super::voter::{Recipients, Voter, verify_record};
-use super::{
-    CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH, has_peer_name, peer_name,
-};
+use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, SEAL_PREFIX, SEALED_KEY_PATH};
 use crate::age::Recipient;
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvStore, ListWatcher, Txn, TxnOp};
-use crate::consensus::{ClusterMembers, Member, MembershipError, StoreMaintenance};
+use crate::consensus::{ClusterMembers, MembershipError, StoreMaintenance};
 
 /// Prefix of the records of the voters' keys, by the names of their members.
 const VOTERS_PREFIX: &str = "/etcd-ca/seal/voters/";
@@ -117,25 +115,6 @@ impl CaSealing {
             KeyState::Opened(sealed) => sealed.recipients.voters.iter().any(stays),
             KeyState::Closed => false,
         })
-    }
-
-    /// The members that have not published a certificate with the [`peer_name()`].
-    ///
-    /// # Errors
-    /// Those of [`has_other_opener`](Self::has_other_opener).
-    pub(crate) async fn list_unnamed_members(&self) -> Result<Vec<Member>, CaError> {
-        let state = self.read_state().await?;
-        let ca = state.values.certificate()?;
-        let (revoked, name) = (state.values.revocation_list(&ca)?, peer_name(&ca));
-        let is_named = |member: &str, record: &KeyValue| {
-            let verified = verify_record(member, &record.value, &ca, &revoked);
-            verified.is_ok_and(|(_, certificate)| has_peer_name(&certificate, &name))
-        };
-        let named = state.named_records().filter(|(member, record)| is_named(member, record));
-        let named: BTreeSet<_> = named.map(|(member, _)| member).collect();
-        let mut members = self.members.list_members().await.map_err(members_error)?;
-        members.retain(|member| !member.name.as_deref().is_some_and(|member| named.contains(member)));
-        Ok(members)
     }
 
     async fn follow_voters(&self, maintenance: &dyn StoreMaintenance) -> Result<Infallible, CaError> {

@@ -347,7 +347,7 @@ impl MemberRun<'_> {
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
         self.run_children(&root, &members, cluster_ca.ca_certificate(), health)?;
         if !is_name_required {
-            self.run_peer_names(&root, &sealing, cluster_ca.ca_certificate(), health)?;
+            self.run_peer_names(&root, &members, cluster_ca.ca_certificate(), health)?;
         }
         let keeper = Arc::clone(&maintenance);
         self.ctx.run_child("ca-key", move |ctx| {
@@ -419,13 +419,13 @@ impl MemberRun<'_> {
     fn run_peer_names(
         &self,
         root: &Arc<dyn KvStore>,
-        sealing: &CaSealing,
+        members: &EtcdMembers,
         ca: &Certificate,
         health: &HealthWatch,
     ) -> Result<(), Failure> {
-        let (root, sealing, ca) = (Arc::clone(root), sealing.clone(), ca.clone());
+        let (root, members, ca) = (Arc::clone(root), members.clone(), ca.clone());
         let (files, report) = (self.member.files.clone(), health.watch_report());
-        let names = PeerNames { root, sealing, ca, files, report, open: health.open_peer_port.clone() };
+        let names = PeerNames { root, members, ca, files, report, open: health.open_peer_port.clone() };
         self.ctx.run_child("peer-name", move |ctx| names.clone().require(ctx))?;
         Ok(())
     }

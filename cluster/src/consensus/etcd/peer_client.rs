@@ -148,6 +148,15 @@ impl PeerClient {
         Ok(EtcdVersion::parse_cluster(&connection.read_versions().await?.etcdcluster))
     }
 
+    /// The certificate that the member of this name presents.
+    ///
+    /// # Errors
+    /// It does not present one in time.
+    pub(super) async fn read_certificate(&self, name: &str, url: &PeerUrl) -> io::Result<Certificate> {
+        let connection = timeout(REQUEST_TIMEOUT, self.connect(name, url)).await??;
+        connection.certificate().ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// A connection to the member of this name.
     ///
     /// # Errors
@@ -162,7 +171,7 @@ impl PeerClient {
         };
         match self.required_name.as_ref().is_none_or(is_peer) {
             true => Ok(connection),
-            false => Err(io::Error::other("its certificate is not that of a member")),
+            false => Err(io::Error::other(Unnamed)),
         }
     }
 
@@ -296,6 +305,16 @@ impl PeerConnection {
 #[derive(Debug, Error)]
 #[error("it ended the connection without an answer: {0}")]
 struct Denial(io::Error);
+
+/// A node of this cluster's CA has answered with a certificate that no member has, or one of an earlier release.
+#[derive(Debug, Error)]
+#[error("its certificate is not that of a member")]
+struct Unnamed;
+
+/// Returns whether the error is of one whose certificate has no name of a member.
+pub(super) fn is_unnamed(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|source| source.is::<Unnamed>())
+}
 
 /// Returns whether the error is of a member that had identified itself.
 pub(super) fn is_denial(error: &io::Error) -> bool {

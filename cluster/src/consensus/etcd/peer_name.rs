@@ -4,16 +4,17 @@
 //! has, and etcd and the member itself require it there. An earlier release gave none: such a member certifies itself again at its
 //! start, and the name is required once
 //!
-//! - each listed member has published a certificate with it;
+//! - each listed member presents a certificate with it at its peer port;
 //! - no unused ticket has a certificate without it.
 //!
 //! Then a key in the store says so for ever, and each member keeps that beside its data, where it needs no majority to know it: its
-//! etcd requires the name from its next start on. A member that joins is told with its admission, before its first start. A new
-//! cluster has the key from its creation on.
+//! etcd requires the name from its next start on. Before it keeps that, it looks at the certificates again. A member that joins is
+//! told with its admission, before its first start. A new cluster has the key from its creation on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Certificate;
 use nodekeel_localstorage::tree::EtcdDir;
 use nodekeel_supervisor::{Context, Failure};
@@ -21,19 +22,22 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
 use super::files;
+use super::health::name_and_url;
+use super::members::EtcdMembers;
+use super::retry_pause::RetryPause;
 use crate::consensus::kv::{KeyRange, KvError, KvStore, ListWatcher};
-use crate::consensus::{ClusterReport, ConsensusError, OpenPeerPort, PeerUrl};
+use crate::consensus::{ClusterMembers as _, ClusterReport, ConsensusError, Member, OpenPeerPort, PeerUrl};
 use crate::node::{find_unnamed_ticket, unused_tickets};
-use crate::pki::{CA_PREFIX, CaSealing, PEER_NAME_PATH, peer_name};
+use crate::pki::{CA_PREFIX, PEER_NAME_PATH, has_peer_name, peer_name};
 
 /// The member of a cluster whose peer port does not require the name yet.
 #[derive(Clone)]
 pub(super) struct PeerNames {
     pub(super) root: Arc<dyn KvStore>,
-    pub(super) sealing: CaSealing,
+    pub(super) members: EtcdMembers,
     pub(super) ca: Certificate,
     pub(super) files: EtcdDir,
-    /// Changes with the list of members.
+    /// Changes with the list of members, and with who answers.
     pub(super) report: watch::Receiver<ClusterReport>,
     pub(super) open: watch::Sender<Option<OpenPeerPort>>,
 }
@@ -62,31 +66,68 @@ impl PeerNames {
         let watch = |keys| ListWatcher::new(Arc::clone(&self.root), keys);
         let (mut issued, mut certified) = (watch(unused_tickets()), watch(KeyRange::prefix(CA_PREFIX)));
         let name = peer_name(&self.ca);
-        while !is_required(&*self.root, &self.ca).await? {
+        let mut pause = RetryPause::default();
+        loop {
+            let is_recorded = is_required(&*self.root, &self.ca).await?;
             // In this order: a node is listed before its ticket is deleted.
             let stored = self.root.range(unused_tickets()).await?.kvs;
             let tickets = stored.iter().filter_map(|ticket| find_unnamed_ticket(ticket, &name));
-            let unnamed = self.sealing.list_unnamed_members().await?;
+            let listed = self.members.list_members().await?;
             // One without a name has not started: its ticket is not used up.
-            let unstarted = unnamed.iter().filter(|member| member.name.is_none());
+            let unstarted = listed.iter().filter(|member| member.name.is_none());
             let unstarted = unstarted.flat_map(|member| &member.peer_urls).filter_map(|url| url.parse().ok());
-            let tickets: BTreeSet<PeerUrl> = tickets.chain(unstarted).collect();
-            if unnamed.is_empty() && tickets.is_empty() {
-                self.root.put(PEER_NAME_PATH.as_bytes(), name.as_bytes()).await?;
-                tracing::info!(
-                    "the peer ports of the cluster admit members alone, each from its next start on"
-                );
-                continue;
+            let mut tickets: BTreeSet<PeerUrl> = tickets.chain(unstarted).collect();
+            if is_recorded {
+                // Their nodes are refused by name.
+                tickets.clear();
             }
-            let members: BTreeSet<_> = unnamed.into_iter().filter_map(|member| member.name).collect();
-            self.open.send_replace(Some(OpenPeerPort::Unnamed { members, tickets }));
+            let (mut members, mut silent) = (BTreeSet::new(), BTreeSet::new());
+            for (member, is_named) in self.ask_names(&listed, &name).await {
+                match is_named {
+                    Some(true) => continue,
+                    Some(false) => members.insert(member),
+                    None => silent.insert(member),
+                };
+            }
+            if tickets.is_empty() && members.is_empty() && silent.is_empty() {
+                if !is_recorded {
+                    self.root.put(PEER_NAME_PATH.as_bytes(), name.as_bytes()).await?;
+                    tracing::info!(
+                        "the peer ports of the cluster admit members alone, each from its next start on"
+                    );
+                }
+                return Ok(());
+            }
+            // A change of the report tells when one answers that is silent there.
+            let is_unreported = silent.iter().any(|member| !self.is_reported_silent(member));
+            self.open.send_replace(Some(OpenPeerPort::Unnamed { members, silent, tickets }));
             tokio::select! {
                 update = issued.next_update() => drop(update?),
                 update = certified.next_update() => drop(update?),
                 Ok(()) = self.report.changed() => {}
+                () = pause.wait(), if is_unreported => {}
             }
         }
-        Ok(())
+    }
+
+    /// The names of the members that have started, each with whether the certificate that it presents now has the name; `None` if
+    /// it presents none. What it has published says less: an earlier release may have issued it another one since.
+    async fn ask_names(&self, members: &[Member], name: &str) -> Vec<(String, Option<bool>)> {
+        let asked = members.iter().filter(|member| member.name.is_some()).map(async |member| {
+            let presented = match name_and_url(member) {
+                Some((member, url)) => self.members.peers.read_certificate(&member, &url).await.ok(),
+                None => None,
+            };
+            let is_named = presented.map(|certificate| has_peer_name(&certificate, name));
+            (member.name.clone().unwrap_or_default(), is_named)
+        });
+        join_all(asked).await
+    }
+
+    fn is_reported_silent(&self, name: &str) -> bool {
+        let is_named = |member: &Member| member.name.as_deref() == Some(name);
+        let report = self.report.borrow();
+        report.members.iter().any(|report| report.silent_since.is_some() && is_named(&report.member))
     }
 }
 

@@ -30,6 +30,7 @@ use super::starts::{DiskFacts, NoAnswer, StartDecision, ask_once, decide_start, 
 use super::wal::{LogError, rewrite_log};
 use crate::consensus::recovery::{LostMember, MemberRecovery, RecoveryError, RecoveryPlan, RecoveryState};
 use crate::consensus::{ConsensusError, MemberName, PeerUrl};
+use crate::pki::{has_peer_name, peer_name};
 
 /// etcd's log.
 const LOG: &str = "member/wal";
@@ -55,6 +56,8 @@ struct Survey {
     own: StartNumber,
     is_learner: bool,
     opens_ca_key: bool,
+    /// Its certificate has the name of a member.
+    is_named: bool,
     others: Vec<ListedMember>,
     seen: BTreeMap<String, StartNumber>,
     errors: BTreeMap<String, NoAnswer>,
@@ -153,10 +156,11 @@ impl EtcdRecovery {
             let required_name = files::load_required_name(&files, &credentials.ca)?;
             let client = PeerClient::new(&credentials, required_name)
                 .map_err(ConsensusError::backend("use the member's credentials"))?;
-            Ok::<_, ConsensusError>((facts, client, opens_ca_key))
+            let is_named = has_peer_name(&credentials.certificate, &peer_name(&credentials.ca));
+            Ok::<_, ConsensusError>((facts, client, opens_ca_key, is_named))
         });
         let read = read.await.map_err(ConsensusError::backend("read the member's data"))?;
-        let (DiskFacts { start, members }, client, opens_ca_key) = read?;
+        let (DiskFacts { start, members }, client, opens_ca_key, is_named) = read?;
         // A running etcd has written more than can be read next to it.
         let this = PeerUrl::new(self.address, self.config.peer_port);
         let members = client.list_entries(self.name.as_str(), &this).await.unwrap_or(members);
@@ -165,7 +169,7 @@ impl EtcdRecovery {
         let is_learner = own.iter().any(ListedMember::is_learner);
         let (seen, errors) = ask_once(&client, self.name.as_str(), &others).await;
         let rejected_by = load_rejection(&self.files).await?;
-        Ok(Survey { own: start, is_learner, opens_ca_key, others, seen, errors, rejected_by })
+        Ok(Survey { own: start, is_learner, opens_ca_key, is_named, others, seen, errors, rejected_by })
     }
 
     async fn checked_survey(&self) -> Result<Survey, RecoveryError> {
@@ -187,7 +191,11 @@ impl Survey {
         }
         let denial = self.errors.iter().find(|(_, error)| error.is_denial).map(|(name, _)| name);
         if let Some(witness) = denial.or(self.rejected_by.as_ref()) {
-            return Err(RecoveryError::Removed { witness: witness.clone() });
+            let witness = witness.clone();
+            return Err(match self.is_named {
+                true => RecoveryError::Removed { witness },
+                false => RecoveryError::Unnamed { witness },
+            });
         }
         match decide_start(self.own, &voters, &self.seen) {
             // The others are removed with their certificates, for which it has to sign.
@@ -308,12 +316,14 @@ mod tests {
     fn survey(others: &[&str], seen: &[(&str, u64)], denied: &[&str]) -> Survey {
         let seen = seen.iter().map(|(name, start)| ((*name).to_owned(), StartNumber(*start)));
         let denial = |name: &&str| {
-            ((*name).to_owned(), NoAnswer { host: (*name).to_owned(), rejection: None, is_denial: true })
+            let host = (*name).to_owned();
+            (host.clone(), NoAnswer { host, rejection: None, is_denial: true, is_unnamed: false })
         };
         Survey {
             own: StartNumber(4),
             is_learner: false,
             opens_ca_key: true,
+            is_named: true,
             others: others.iter().map(|name| member(name, false)).collect(),
             seen: seen.collect(),
             errors: denied.iter().map(denial).collect(),
@@ -350,6 +360,8 @@ mod tests {
         );
         let refused = refusal(&survey(&others, &[], &["five"])).unwrap();
         assert!(refused.to_string().contains(crate::consensus::REMOVED_NODE), "{refused}");
+        let unnamed = Survey { is_named: false, ..survey(&others, &[], &["five"]) };
+        assert!(matches!(refusal(&unnamed), Some(RecoveryError::Unnamed { witness }) if witness == "five"));
         let learner = Survey { is_learner: true, ..survey(&others, &[], &[]) };
         assert!(matches!(refusal(&learner), Some(RecoveryError::Learner)));
         let closed = Survey { opens_ca_key: false, ..survey(&others, &[], &[]) };

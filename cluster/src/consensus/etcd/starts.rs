@@ -38,12 +38,14 @@ use super::backend::{DB_PATH, stored_members};
 use super::files::{self, PreparedFiles};
 use super::join_check::{explain_rejection, is_rejection};
 use super::local_member::LocalMember;
-use super::peer_client::{ListedMember, PeerClient, is_denial};
+use super::peer_client::{ListedMember, PeerClient, is_denial, is_unnamed};
 use super::peer_server::PeerServer;
 use super::retry_pause::RetryPause;
 use super::start_number::StartNumber;
 use super::witness::Witness;
-use crate::consensus::{ConsensusError, MemberName, PeerUrl, REMOVED_NODE, StatusReporter, VoterReach};
+use crate::consensus::{
+    ConsensusError, MemberName, PeerUrl, REMOVED_NODE, StatusReporter, UNNAMED_CERTIFICATE, VoterReach,
+};
 
 /// The longest start record that is read: a name and a number.
 const MAX_RECORD: u64 = 256;
@@ -235,7 +237,7 @@ impl MemberStart<'_> {
         }
         let client = self.prepared.peer_client()?;
         let (sender, mut answers) = mpsc::unbounded_channel();
-        let required_name = self.prepared.required_name.clone();
+        let (required_name, is_named) = (self.prepared.required_name.clone(), self.prepared.has_peer_name());
         let server = PeerServer::new(self.member, &self.prepared.credentials, required_name)?;
         let witness = Witness::new(&facts.members)?;
         let asking = ask_all(&client, name, &others, &sender);
@@ -287,8 +289,13 @@ impl MemberStart<'_> {
                     StartDecision::Start | StartDecision::Wait if is_waiting || are_asked => {
                         is_waiting = true;
                         reporter.report_waiting(&match denial {
-                            Some(denial) => denial_reason(denial),
-                            None => waiting_reason(voters.len() + 1, &errors),
+                            Some(denial) if is_named => denial_reason(denial),
+                            Some(denial) => {
+                                let url =
+                                    asked.iter().find(|(name, _)| name == denial).map(|(_, url)| url.host());
+                                unnamed_reason(url.unwrap_or(denial))
+                            }
+                            None => waiting_reason(voters.len() + 1, &errors, is_named),
                         });
                     }
                     StartDecision::Start | StartDecision::Wait => {}
@@ -342,13 +349,15 @@ pub(super) struct NoAnswer {
     pub(super) rejection: Option<String>,
     /// True if it is this cluster's member, and has answered nothing: it has revoked this node's certificate, or was stopped.
     pub(super) is_denial: bool,
+    /// True if its certificate has no name of a member.
+    pub(super) is_unnamed: bool,
 }
 
 impl NoAnswer {
     fn new(url: &PeerUrl, error: io::Error) -> NoAnswer {
-        let (host, is_denial) = (url.host().to_owned(), is_denial(&error));
+        let (host, is_denial, is_unnamed) = (url.host().to_owned(), is_denial(&error), is_unnamed(&error));
         let rejection = is_rejection(&error).then(|| explain_rejection(error).to_string());
-        NoAnswer { host, rejection, is_denial }
+        NoAnswer { host, rejection, is_denial, is_unnamed }
     }
 }
 
@@ -426,7 +435,12 @@ fn denial_reason(denial: &str) -> String {
     )
 }
 
-fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String {
+/// A member without a name is rejected by one that requires it, also if it was not removed.
+fn unnamed_reason(by: &str) -> String {
+    format!("waits for {by}, which rejects its certificate: {UNNAMED_CERTIFICATE}")
+}
+
+fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>, is_named: bool) -> String {
     let mut silent: Vec<_> = errors.values().map(|voter| voter.host.clone()).collect();
     silent.sort();
     let reach = VoterReach::new(voters, silent);
@@ -435,8 +449,19 @@ fn waiting_reason(voters: usize, errors: &BTreeMap<String, NoAnswer>) -> String 
     // One that lacks its list of revoked certificates rejects everyone; so many do not.
     let is_removed = rejected.len() > (voters - 1) / 2;
     let rejected = rejected.concat();
+    if is_removed && !is_named {
+        return unnamed_reason(&format!("a majority{rejected}"));
+    }
     if is_removed {
         return format!("waits for a majority, which rejects its certificate{rejected}; {REMOVED_NODE}");
+    }
+    let unnamed = errors.values().filter(|voter| voter.is_unnamed).map(|voter| voter.host.as_str());
+    let unnamed = unnamed.collect::<Vec<_>>().join(", ");
+    if !unnamed.is_empty() {
+        return format!(
+            "waits for a majority: {reach}{rejected}; an earlier release issued the certificate of {unnamed}, without the name of a \
+             member: if it was not removed, delete `data/cluster/etcd/peer_name` in the data directory here, and restart this node"
+        );
     }
     format!(
         "waits for a majority: {reach}{rejected}; start them; if this node was removed from its cluster, or the others \

@@ -6,7 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, Txn, TxnOp};
-use nodekeel_cluster::consensus::{ClusterAccess, MemberName, NewMember, OpenPeerPort, Peer, StartOptions};
+use nodekeel_cluster::consensus::{
+    ClusterAccess, MemberName, NewMember, OpenPeerPort, Peer, StartOptions, UNNAMED_CERTIFICATE,
+};
 use nodekeel_cluster::node::{DEFAULT_NODE_PREFIX, GoldenTicket, GoldenTicketIssuer, NodeId, TicketParts};
 use nodekeel_cluster::pki::{CertificateSpec, SubjectNames, peer_name};
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, CommonName, Credentials, PrivateKey};
@@ -81,11 +83,16 @@ async fn make_store_former(access: &ClusterAccess) {
     retried(async || access.root_kv().txn(former.clone()).await).await;
 }
 
-/// Turns the disk of a member that is off into one of the former release.
-fn make_disk_former(fixture: &EtcdFixture, ca: &Credentials) {
+/// Gives a member the certificate of the former release, which etcd presents from its next connection on.
+fn unname(fixture: &EtcdFixture, ca: &Credentials) {
     let mut own = credentials(fixture);
     own.certificate = former_certificate(ca, fixture.name.as_str(), fixture.address(), &own.key);
     fixture.data.etcd.peer_pki.store_credentials(&own).unwrap();
+}
+
+/// Turns the disk of a member that is off into one of the former release.
+fn make_disk_former(fixture: &EtcdFixture, ca: &Credentials) {
+    unname(fixture, ca);
     fs::remove_file(fixture.data.etcd.path().join("peer_name")).unwrap();
 }
 
@@ -108,7 +115,7 @@ async fn wait_port(access: &ClusterAccess, expected: Option<OpenPeerPort>) {
 
 fn unnamed_members(members: &[&str]) -> Option<OpenPeerPort> {
     let members = members.iter().map(|member| (*member).to_owned()).collect();
-    Some(OpenPeerPort::Unnamed { members, tickets: BTreeSet::new() })
+    Some(OpenPeerPort::Unnamed { members, silent: BTreeSet::new(), tickets: BTreeSet::new() })
 }
 
 #[rstest]
@@ -224,6 +231,104 @@ async fn members_of_the_former_release_are_upgraded_one_by_one_and_then_serve_me
     }
 }
 
+/// As a voter that went back to the former release and changed its address there.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_voter_that_has_lost_its_published_name_keeps_the_peer_ports_open_until_it_has_it_again(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
+    let [one, two, three] = &fixtures;
+    let ca = give_ca(one);
+    let members = three_members(&fixtures).await;
+    make_store_former(&members[0].1).await;
+    for (run, _) in members {
+        run.stop().await;
+    }
+    for fixture in &fixtures {
+        make_disk_former(fixture, &ca);
+    }
+    set_signing(three, false);
+    let mut runs = fixtures.each_ref().map(|fixture| fixture.run(fixture.restart_options()));
+    let first = runs[0].wait_running().await;
+    for run in &mut runs[1..] {
+        run.wait_running().await;
+    }
+    wait_port(&first, unnamed_members(&["three"])).await;
+    // Its record has the name, and its certificate has not.
+    unname(two, &ca);
+    let [run_one, run_two, run_three] = runs;
+    run_three.stop().await;
+    set_signing(three, true);
+    let mut run_three = three.run(three.restart_options());
+    let third = run_three.wait_running().await;
+    for access in [&first, &third] {
+        wait_port(access, unnamed_members(&["two"])).await;
+    }
+    assert_eq!(first.root_kv().get(b"/etcd-ca/peer-name").await.unwrap(), None);
+    run_two.stop().await;
+    let silent = OpenPeerPort::Unnamed {
+        members: BTreeSet::new(),
+        silent: ["two".to_owned()].into(),
+        tickets: BTreeSet::new(),
+    };
+    for access in [&first, &third] {
+        wait_port(access, Some(silent.clone())).await;
+    }
+    let mut run_two = two.run(two.restart_options());
+    run_two.wait_running().await;
+    for access in [&first, &third] {
+        wait_port(access, Some(OpenPeerPort::Restart)).await;
+    }
+    assert!(has_name(&credentials(two).certificate, &ca.certificate));
+    for run in [run_one, run_two, run_three] {
+        run.stop().await;
+    }
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_voter_whose_certificate_has_no_name_is_not_told_that_it_was_removed_and_finds_back(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let [one, two] = ["one", "two"].map(|name| EtcdFixture::new(version, name));
+    let ca = give_ca(&one);
+    let mut run_one = one.run(one.bootstrap_options());
+    let first = run_one.wait_running().await;
+    let new = NewMember::new(two.name.clone(), two.peer_url());
+    retried(async || first.cluster_members().add_learner(&new).await).await;
+    let mut run_two = two.run(two.join_options(&[&one], &first).await);
+    run_two.wait_running().await;
+    run_one.stop().await;
+    run_two.stop().await;
+    unname(&two, &ca);
+    let [mut run_one, mut run_two] = [&one, &two].map(|fixture| fixture.run(fixture.restart_options()));
+    let reason = format!("waits for {}, which rejects its certificate: {UNNAMED_CERTIFICATE}", one.address());
+    run_two.wait_condition(&reason).await;
+    let address = two.address();
+    let reason = format!(
+        "waits for a majority: 1 of 2 members reachable ({address} does not answer); an earlier release issued the certificate of \
+         {address}, without the name of a member: if it was not removed, delete `data/cluster/etcd/peer_name` in the data directory \
+         here, and restart this node"
+    );
+    run_one.wait_condition(&reason).await;
+    // The one that refuses it stops to, and requires the name again once the other has it.
+    run_one.stop().await;
+    fs::remove_file(one.data.etcd.path().join("peer_name")).unwrap();
+    let mut run_one = one.run(one.restart_options());
+    let first = run_one.wait_running().await;
+    run_two.wait_running().await;
+    wait_port(&first, Some(OpenPeerPort::Restart)).await;
+    assert!(has_name(&credentials(&two).certificate, &ca.certificate));
+    run_one.stop().await;
+    let mut run_one = one.run(one.restart_options());
+    wait_port(&run_one.wait_running().await, None).await;
+    run_one.stop().await;
+    run_two.stop().await;
+}
+
 /// Leaves a ticket of the former release for a node at this member's URL.
 async fn leave_former_ticket(access: &ClusterAccess, ca: &Credentials, joiner: &EtcdFixture) {
     let (node_key, key) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
@@ -265,7 +370,11 @@ async fn an_unused_ticket_of_the_former_release_keeps_the_peer_port_open_until_i
     make_disk_former(&fixture, &ca);
     let mut node = fixture.run(fixture.restart_options());
     let one = node.wait_running().await;
-    let waits = OpenPeerPort::Unnamed { members: BTreeSet::new(), tickets: [url.clone()].into() };
+    let waits = OpenPeerPort::Unnamed {
+        members: BTreeSet::new(),
+        silent: BTreeSet::new(),
+        tickets: [url.clone()].into(),
+    };
     wait_port(&one, Some(waits)).await;
     let issuer = GoldenTicketIssuer::new(one.clone(), DEFAULT_NODE_PREFIX).unwrap();
     // A ticket of this release, at another URL, keeps nothing.

@@ -1,5 +1,7 @@
 //! Warnings about a cluster in which the node takes part.
 
+use std::collections::BTreeSet;
+
 use nodekeel_cluster::consensus::{ClusterReport, Member, MemberId, OpenPeerPort, PeerUrl};
 use nodekeel_cluster::enrolment::ClusterNode;
 use prost_types::Timestamp;
@@ -46,7 +48,7 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
             .since(Some(since))
             .hint("start the other voters, and upgrade all to one release of etcd: until then nobody sees damage to it")
     }));
-    found.extend(report.open_peer_port.as_ref().map(peer_port_warning));
+    found.extend(report.open_peer_port.as_ref().map(|open| peer_port_warning(open, report, this)));
     let own = report.members.iter().find(|report| report.member.id == this);
     let store = own.and_then(|own| own.facts.as_ref()?.store.as_ref());
     if let Some((store, quota)) = store.and_then(|store| Some((store, store.quota_bytes?)))
@@ -65,30 +67,88 @@ fn cluster_warnings(report: &ClusterReport, this: MemberId) -> Vec<HealthConditi
 }
 
 /// The reason for which etcd's peer port admits certificates that are no member's.
-fn peer_port_warning(open: &OpenPeerPort) -> HealthCondition {
-    let (reason, hint) = match open {
-        OpenPeerPort::Unnamed { members, tickets } => {
-            let members = members.iter().map(|name| {
-                let reason = format!("{name} has published none with the name of a member");
-                (
-                    reason,
-                    format!("upgrade and start {name}, or, if it is lost, `nodectl cluster remove {name}`"),
-                )
-            });
-            let tickets = tickets.iter().map(|url| {
-                let hint = format!("let its node join, or revoke it with `{}`", url.revoke_command());
-                (format!("no node has joined by the ticket for {url} yet"), hint)
-            });
-            let (reasons, hints): (Vec<_>, Vec<_>) = members.chain(tickets).unzip();
-            (reasons.join(", and "), hints.join("; "))
+fn peer_port_warning(open: &OpenPeerPort, report: &ClusterReport, this: MemberId) -> HealthCondition {
+    let (reasons, hints) = match open {
+        OpenPeerPort::Unnamed { members, silent, tickets } => {
+            explain_unnamed(&MemberNames { report, this }, members, silent, tickets)
         }
         _ => {
             let hint = format!("`nodectl restart {DN}` here, while the other voters answer");
-            ("its etcd was started before all members had a name".to_owned(), hint)
+            (vec!["its etcd was started before all members had a name".to_owned()], vec![hint])
         }
     };
-    let problem = format!("admits each certificate of the cluster, not members alone: {reason}");
-    HealthCondition::warning("etcd's peer port", problem).hint(hint)
+    let problem =
+        format!("admits each certificate of the cluster, not members alone: {}", reasons.join(", and "));
+    HealthCondition::warning("etcd's peer port", problem).hint(hints.join("; "))
+}
+
+/// What keeps the peer port open, and what to do about each kind of it.
+fn explain_unnamed(
+    names: &MemberNames<'_>,
+    members: &BTreeSet<String>,
+    silent: &BTreeSet<String>,
+    tickets: &BTreeSet<PeerUrl>,
+) -> (Vec<String>, Vec<String>) {
+    let (own, others): (Vec<_>, Vec<_>) = members.iter().partition(|name| names.is_this(name));
+    let (mut reasons, mut hints) = (Vec::new(), Vec::new());
+    if let [own] = own[..] {
+        reasons
+            .push("the certificate of this node lacks the name of a member, since it can't sign".to_owned());
+        hints.push(format!(
+            "start the other voters, which seal the CA's private key to this one, and then `nodectl restart {DN}` here, or, if they \
+             run, `nodectl cluster replace {own}` on another voter"
+        ));
+    }
+    if !others.is_empty() {
+        let (hosts, node) = (names.hosts(&others), one_or(&others, "NODE"));
+        reasons.push(format!("the certificate of {hosts} lacks the name of a member"));
+        hints.push(format!(
+            "upgrade {hosts} and restart it, or, if `nodectl health` there says that it can't sign, `nodectl cluster replace {node}`"
+        ));
+    }
+    if !silent.is_empty() {
+        let silent: Vec<_> = silent.iter().collect();
+        let (hosts, node) = (names.hosts(&silent), one_or(&silent, "NODE"));
+        reasons.push(format!("{hosts} does not answer"));
+        hints.push(format!("start {hosts}, or, if it is lost, `nodectl cluster remove {node}`"));
+    }
+    if !tickets.is_empty() {
+        let urls: Vec<_> = tickets.iter().map(PeerUrl::as_str).collect();
+        let commands: Vec<_> = tickets.iter().map(PeerUrl::revoke_command).collect();
+        let any = "nodectl cluster ticket revoke --address ADDRESS --port PORT".to_owned();
+        let command = one_or(&commands.iter().collect::<Vec<_>>(), &any).to_owned();
+        reasons.push(format!("no node has joined by the ticket for {} yet", urls.join(", ")));
+        hints.push(format!("let its node join, or revoke it with `{command}`"));
+    }
+    (reasons, hints)
+}
+
+/// Whose names the members have.
+struct MemberNames<'a> {
+    report: &'a ClusterReport,
+    this: MemberId,
+}
+
+impl MemberNames<'_> {
+    fn find(&self, name: &str) -> Option<&Member> {
+        let mut members = self.report.members.iter().map(|report| &report.member);
+        members.find(|member| member.name.as_deref() == Some(name))
+    }
+
+    fn is_this(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|member| member.id == self.this)
+    }
+
+    /// Their hosts, or the names of those that are not reported yet.
+    fn hosts(&self, names: &[&String]) -> String {
+        let hosts = names.iter().map(|name| self.find(name).map_or_else(|| (*name).clone(), member_host));
+        hosts.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The only one of these, or the word for any of them.
+fn one_or<'a>(all: &[&'a String], any: &'a str) -> &'a str {
+    if let [one] = all { one } else { any }
 }
 
 /// A warning as a line.
@@ -159,19 +219,37 @@ mod tests {
     }
 
     #[test]
-    fn an_open_peer_port_is_a_warning_with_its_reason_and_a_command() {
+    fn an_open_peer_port_is_a_warning_with_its_reasons_and_a_command_for_each_kind() {
         let line = |open| {
-            let mut report = ClusterReport::default();
+            let members = [1, 2, 3].map(|id| MemberReport::new(member(id, false), None));
+            let mut report = ClusterReport::new(members.into());
             report.open_peer_port = Some(open);
             cluster_warnings(&report, MemberId(1)).iter().map(warning_text).collect::<Vec<_>>().join("|")
         };
-        let tickets = ["https://10.0.0.9:7834".parse().unwrap()].into();
+        let unnamed = |members: &[&str], silent: &[&str], tickets: &[&str]| {
+            let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let tickets = tickets.iter().map(|url| url.parse().unwrap()).collect();
+            let found =
+                line(OpenPeerPort::Unnamed { members: names(members), silent: names(silent), tickets });
+            let start = "etcd's peer port admits each certificate of the cluster, not members alone: ";
+            found.strip_prefix(start).unwrap().to_owned()
+        };
         assert_eq!(
-            line(OpenPeerPort::Unnamed { members: ["n2".to_owned()].into(), tickets }),
-            "etcd's peer port admits each certificate of the cluster, not members alone: n2 has published none with the name of a \
-             member, and no node has joined by the ticket for https://10.0.0.9:7834 yet; upgrade and start n2, or, if it is lost, \
-             `nodectl cluster remove n2`; let its node join, or revoke it with `nodectl cluster ticket revoke --address 10.0.0.9 \
-             --port 7834`"
+            unnamed(&["n2"], &["n3"], &["https://10.0.0.9:7834"]),
+            "the certificate of 10.0.0.2 lacks the name of a member, and 10.0.0.3 does not answer, and no node has joined by the \
+             ticket for https://10.0.0.9:7834 yet; upgrade 10.0.0.2 and restart it, or, if `nodectl health` there says that it \
+             can't sign, `nodectl cluster replace n2`; start 10.0.0.3, or, if it is lost, `nodectl cluster remove n3`; let its node \
+             join, or revoke it with `nodectl cluster ticket revoke --address 10.0.0.9 --port 7834`"
+        );
+        // One command for all of a kind.
+        let many = unnamed(&["n2", "n3"], &[], &["https://10.0.0.8:7834", "https://10.0.0.9:7834"]);
+        assert!(many.contains("10.0.0.2, 10.0.0.3 lacks") && many.contains("replace NODE`"), "{many}");
+        assert_eq!(many.matches("ticket revoke --address ADDRESS --port PORT`").count(), 1, "{many}");
+        assert_eq!(
+            unnamed(&["n1"], &[], &[]),
+            "the certificate of this node lacks the name of a member, since it can't sign; start the other voters, which seal the \
+             CA's private key to this one, and then `nodectl restart root.cluster` here, or, if they run, `nodectl cluster replace \
+             n1` on another voter"
         );
         let restart = line(OpenPeerPort::Restart);
         assert!(
