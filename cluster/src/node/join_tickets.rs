@@ -9,6 +9,7 @@ use prost::Message as _;
 use thiserror::Error;
 
 use super::admission::Admission;
+use super::known_nodes::API_PREFIX;
 use super::ticket_issuer::{TICKETS_NAMESPACE, place_key, root_key};
 use super::workers::new_worker;
 use super::{
@@ -113,26 +114,48 @@ pub enum EnrolError {
     Request(&'static str),
     /// There is no ticket of this id, or its secret is another one: a guesser learns nothing.
     #[error(
-        "the cluster knows no such join ticket: copy it again, or create another: `nodectl cluster ticket create`"
+        "the cluster knows no such join ticket: copy it again, or create another: `nodectl cluster ticket create --role {role}`"
     )]
-    Unknown,
+    Unknown {
+        /// What the node is to become.
+        role: JoinRole,
+    },
     /// The ticket was revoked.
-    #[error("join ticket {id} was revoked: create another: `nodectl cluster ticket create`")]
+    #[error("join ticket {id} was revoked: create another: `nodectl cluster ticket create --role {role}`")]
     Revoked {
         /// The ticket.
         id: JoinTicketId,
+        /// Its role.
+        role: String,
     },
     /// The ticket has expired, by the clock of the voter.
-    #[error("join ticket {id} has expired: create another: `nodectl cluster ticket create`")]
+    #[error("join ticket {id} has expired: create another: `nodectl cluster ticket create --role {role}`")]
     Expired {
         /// The ticket.
         id: JoinTicketId,
+        /// Its role.
+        role: String,
     },
     /// Other nodes have used it, or this one did and was reset since.
-    #[error("join ticket {id} is used: create another: `nodectl cluster ticket create`")]
+    #[error("join ticket {id} is used: create another: `nodectl cluster ticket create --role {role}`")]
     UsedUp {
         /// The ticket.
         id: JoinTicketId,
+        /// Its role.
+        role: String,
+    },
+    /// The node has joined by the ticket, and was removed since: its disk, which has the ticket, may be stolen.
+    #[error(
+        "node {node} was removed from the cluster after it had joined by join ticket {id}: use another ticket, \
+         `nodectl cluster ticket create --role {role}`"
+    )]
+    Removed {
+        /// The ticket.
+        id: JoinTicketId,
+        /// The node.
+        node: NodeId,
+        /// Its role.
+        role: String,
     },
     /// The ticket is for nodes that become something else.
     #[error(
@@ -214,9 +237,9 @@ pub enum EnrolError {
     /// The node's place could not be made.
     #[error("can't admit the node")]
     Issue(#[source] TicketIssueError),
-    /// The record of the worker could not be read or written.
-    #[error("can't admit the worker")]
-    Worker(#[source] NodeStoreError),
+    /// Another node has the key of its API, or the records could not be read or written.
+    #[error("can't admit the node")]
+    Record(#[source] NodeStoreError),
     /// The parts of an admission are inconsistent.
     #[error("can't admit the node")]
     Admission(#[source] TicketError),
@@ -228,7 +251,9 @@ impl EnrolError {
         match self {
             Self::Contended | Self::Kv(_) | Self::Admission(_) => false,
             Self::Issue(error) => matches!(error, TicketIssueError::MemberExists { .. }),
-            Self::Worker(error) => matches!(error, NodeStoreError::Conflict { .. }),
+            Self::Record(error) => {
+                matches!(error, NodeStoreError::Conflict { .. } | NodeStoreError::KeyTaken { .. })
+            }
             _ => true,
         }
     }
@@ -410,6 +435,16 @@ impl JoinTickets {
         self.issuer.revoke_ticket(url).await
     }
 
+    /// Refuses a voter whose API has the key of another node's. That it records its API is refused then, too; here it has used
+    /// nothing yet.
+    ///
+    /// # Errors
+    /// [`EnrolError`].
+    pub async fn check_api_key(&self, key: &[u8; 32], request: &EnrolRequest) -> Result<(), EnrolError> {
+        let node = self.node_name(&request.node_certificate)?;
+        self.issuer.nodes().check_key(&node, key).await.map(drop).map_err(EnrolError::Record)
+    }
+
     /// Admits a node that calls by this key, and returns the enrolment configuration of its place, which has no private key. The
     /// time is that of the voter.
     ///
@@ -518,14 +553,19 @@ impl JoinTickets {
     ) -> Result<bool, EnrolError> {
         let (id, address) = (request.ticket, request.api.address);
         let (stored, mut record) = self.load_record(id, &request.secret, JoinRole::Worker).await?;
-        match self.issuer.nodes().find_worker(node).await.map_err(EnrolError::Worker)? {
+        match self.issuer.nodes().find_worker(node).await.map_err(EnrolError::Record)? {
             // A repeated call, for example after a kill. It uses nothing.
             Some(known) if known == request.api => return Ok(true),
             Some(known) => {
                 return Err(EnrolError::WorkerElsewhere { node: node.clone(), address: known.address });
             }
+            None if record.redemptions.iter().any(|one| one.node == node.as_str()) => {
+                return Err(EnrolError::Removed { id, node: node.clone(), role: record.role });
+            }
             None => record.check_limits(id, address.ip(), now)?,
         }
+        let read_at = self.issuer.nodes().check_key(node, &request.api.key).await;
+        let read_at = read_at.map_err(EnrolError::Record)?;
         record.redemptions.push(RedemptionRecord {
             key: key.to_owned(),
             node: node.to_string(),
@@ -537,6 +577,7 @@ impl JoinTickets {
         let redeem = Txn::new()
             .when(Compare::key_unchanged(&stored))
             .when(Compare::key_absent(root_key(NODES_NAMESPACE, &node_store::record_key(node))))
+            .when(Compare::prefix_not_written_since(root_key(NODES_NAMESPACE, API_PREFIX), read_at))
             .then(TxnOp::put(&*stored.key, record.encode_to_vec()));
         let redeem = new_worker(node, &request.certificate, request.api)
             .into_iter()
@@ -562,10 +603,10 @@ impl JoinTickets {
         };
         // Compared also with nothing: both are refused alike.
         let (true, Some(stored)) = (secret.matches(&record.secret_digest), stored) else {
-            return Err(EnrolError::Unknown);
+            return Err(EnrolError::Unknown { role });
         };
         if record.is_revoked {
-            return Err(EnrolError::Revoked { id });
+            return Err(EnrolError::Revoked { id, role: record.role });
         }
         if record.role != role.to_string() {
             return Err(EnrolError::OtherRole { id, role: record.role, node: role });
@@ -654,10 +695,10 @@ impl TicketRecord {
 
     fn check_limits(&self, id: JoinTicketId, host: IpAddr, now: SystemTime) -> Result<(), EnrolError> {
         if unix_seconds(now) >= self.expires {
-            return Err(EnrolError::Expired { id });
+            return Err(EnrolError::Expired { id, role: self.role.clone() });
         }
         if self.is_used_up() {
-            return Err(EnrolError::UsedUp { id });
+            return Err(EnrolError::UsedUp { id, role: self.role.clone() });
         }
         match self.address.parse() {
             Ok(address) if address != host => Err(EnrolError::OtherAddress { id, address, host }),

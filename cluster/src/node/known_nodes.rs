@@ -11,11 +11,11 @@ use super::node_store::{RECORD_PREFIX, kv_error, record_key};
 use super::unlock_keys::{UNLOCK_KEYS_PREFIX, keys_key};
 use super::{InvalidRecord, NodeId, NodeRecord, NodeStore, NodeStoreError, SecretBytes, wire};
 use crate::consensus::kv::{
-    Compare, KeyEvent, KeyRange, KeyValue, KvError, ListWatchUpdate, ListWatcher, Txn, TxnOp,
+    Compare, KeyEvent, KeyRange, KeyValue, KvError, ListWatchUpdate, ListWatcher, Revision, Txn, TxnOp,
 };
 
 /// Prefix of the keys of the nodes' APIs, in the namespace of the records.
-const API_PREFIX: &str = "/api/";
+pub(super) const API_PREFIX: &str = "/api/";
 
 /// The number of times that a node records its API again after concurrent changes.
 const ATTEMPTS: usize = 16;
@@ -60,21 +60,19 @@ impl NodeStore {
     /// Records the API of a node, unless it is recorded already. It goes with the node's record.
     ///
     /// # Errors
-    /// [`NodeStoreError::NotFound`]: the node has no record, since it was removed from the cluster; [`NodeStoreError::Contended`],
-    /// [`NodeStoreError::Kv`].
+    /// [`NodeStoreError::NotFound`]: the node has no record, since it was removed from the cluster; [`NodeStoreError::KeyTaken`],
+    /// [`NodeStoreError::Contended`], [`NodeStoreError::Kv`].
     pub async fn record_api(&self, node: &NodeId, api: NodeApi) -> Result<(), NodeStoreError> {
         let (key, value) = (api_key(node), api.to_bytes());
         for _ in 0..ATTEMPTS {
             let known = self.kv.get(key.as_bytes()).await.map_err(|source| kv_error(node, source))?;
-            let unchanged = match &known {
-                // Nothing to write: no watcher is woken.
-                Some(known) if known.value == value => return Ok(()),
-                Some(known) => Compare::key_unchanged(known),
-                None => Compare::key_absent(key.as_str()),
-            };
-            let record = record_key(node);
+            // Nothing to write: no watcher is woken.
+            if known.is_some_and(|known| known.value == value) {
+                return Ok(());
+            }
+            let (read_at, record) = (self.check_key(node, &api.key).await?, record_key(node));
             let put = Txn::new()
-                .when(unchanged)
+                .when(Compare::prefix_not_written_since(API_PREFIX, read_at))
                 .when(Compare::key_present(record.as_str()))
                 .then(TxnOp::put(key.as_str(), &*value))
                 .or_else(TxnOp::get(record.as_str()));
@@ -87,6 +85,21 @@ impl NodeStore {
             }
         }
         Err(NodeStoreError::Contended { id: node.clone() })
+    }
+
+    /// Refuses the key of another node's API. That holds until the next write below [`API_PREFIX`] after this revision.
+    ///
+    /// # Errors
+    /// [`NodeStoreError::KeyTaken`], [`NodeStoreError::Kv`].
+    pub(super) async fn check_key(&self, node: &NodeId, key: &[u8; 32]) -> Result<Revision, NodeStoreError> {
+        let read = self.kv.range(KeyRange::prefix(API_PREFIX)).await;
+        let read = read.map_err(|source| kv_error(node, source))?;
+        let has_key = |kv: &&KeyValue| NodeApi::from_bytes(&kv.value).is_ok_and(|api| api.key == *key);
+        let mut owners = read.kvs.iter().filter(has_key).filter_map(|kv| parse_api_key(&kv.key));
+        match owners.find(|owner| owner != node) {
+            Some(owner) => Err(NodeStoreError::KeyTaken { id: node.clone(), owner }),
+            None => Ok(read.revision),
+        }
     }
 
     /// Watches the nodes that have an API.
@@ -154,10 +167,7 @@ impl NodesWatcher {
     }
 
     fn nodes(&self) -> Vec<KnownNode> {
-        let apis = self.stored.iter().filter_map(|(key, value)| {
-            let name = std::str::from_utf8(key).ok()?.strip_prefix(API_PREFIX)?;
-            Some((name.parse::<NodeId>().ok()?, value))
-        });
+        let apis = self.stored.iter().filter_map(|(key, value)| Some((parse_api_key(key)?, value)));
         let in_cluster = apis.filter_map(|(id, value)| {
             let is_worker = *self.stored.get(record_key(&id).as_bytes())? == [1];
             Some((id, is_worker, value))
@@ -193,6 +203,10 @@ impl fmt::Debug for NodesWatcher {
 
 pub(super) fn api_key(node: &NodeId) -> String {
     format!("{API_PREFIX}{node}")
+}
+
+fn parse_api_key(key: &[u8]) -> Option<NodeId> {
+    std::str::from_utf8(key).ok()?.strip_prefix(API_PREFIX)?.parse().ok()
 }
 
 /// Arbitrary bytes as the API of a node.
@@ -238,6 +252,23 @@ mod tests {
         assert_eq!(kv.range(KeyRange::all_keys()).await.unwrap().kvs, []);
         let removed = nodes.record_api(&one, api(2)).await;
         assert!(matches!(removed, Err(NodeStoreError::NotFound { .. })), "{removed:?}");
+    }
+
+    #[tokio::test]
+    async fn the_key_of_another_nodes_api_is_refused_by_its_name_until_that_node_is_removed() {
+        let kv = Arc::new(MemoryKv::new());
+        let (nodes, one, two) = (NodeStore::new(kv.clone()), node('1'), node('2'));
+        add_record(&kv, &one).await;
+        add_record(&kv, &two).await;
+        nodes.record_api(&one, api(1)).await.unwrap();
+        nodes.record_api(&two, api(2)).await.unwrap();
+        let refused = nodes.record_api(&two, api(1)).await.unwrap_err();
+        assert!(refused.to_string().contains(&format!("type `nodectl cluster remove {one}` on a voter")));
+        assert!(!refused.is_retryable(), "{refused}");
+        let known = nodes.watch_nodes().next_nodes().await.unwrap();
+        assert_eq!(known[1].api, api(2), "nothing is changed");
+        nodes.delete_record(&one).await.unwrap();
+        nodes.record_api(&two, api(1)).await.unwrap();
     }
 
     #[tokio::test]

@@ -69,6 +69,18 @@ pub enum NodeStoreError {
         /// The node.
         id: NodeId,
     },
+    /// The key of its API is that of another node, which would be taken for it.
+    #[error(
+        "another node of the cluster, {owner}, has the key of the API of node {id}: if this machine was that node, type \
+         `nodectl cluster remove {owner}` on a voter; else remove api/key below its data directory, and restart it, which makes \
+         another key"
+    )]
+    KeyTaken {
+        /// The node.
+        id: NodeId,
+        /// The other one.
+        owner: NodeId,
+    },
     /// A record is invalid. It stays unchanged.
     #[error("can't parse the node record at key {key} of the cluster's etcd")]
     Invalid {
@@ -107,9 +119,11 @@ impl NodeStoreError {
             }
             Self::Contended { .. } => true,
             Self::Certificates(source) => source.is_retryable(),
-            Self::Conflict { .. } | Self::NotFound { .. } | Self::Invalid { .. } | Self::ClusterIdMissing => {
-                false
-            }
+            Self::Conflict { .. }
+            | Self::NotFound { .. }
+            | Self::KeyTaken { .. }
+            | Self::Invalid { .. }
+            | Self::ClusterIdMissing => false,
         }
     }
 }

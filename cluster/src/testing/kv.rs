@@ -146,6 +146,13 @@ impl Conformance {
         assert!(holds(Compare::key_unchanged(&read)).await);
         self.put("c", "1").await;
         assert!(!holds(Compare::key_unchanged(&read)).await, "writing the same value again is a change");
+        let not_written =
+            |prefix: &str, revision| holds(Compare::prefix_not_written_since(key(prefix), revision));
+        let (first, second) = (self.put("p/1", "1").await, self.put("p/2", "1").await);
+        assert!(not_written("p/", second).await && !not_written("p/", first).await);
+        assert!(not_written("none/", first).await, "no key at all");
+        self.delete(one("p/2")).await;
+        assert!(not_written("p/", first).await, "a delete is no write");
         self.delete(all_keys()).await;
         assert!(!holds(Compare::key_unchanged(&read)).await, "so is a delete");
     }

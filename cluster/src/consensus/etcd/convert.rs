@@ -60,6 +60,11 @@ fn compare_request(compare: Compare) -> api::Compare {
         KeyCondition::WrittenBy(revision) => {
             api::Compare::mod_revision(compare.key, api::CompareOp::Equal, revision.0)
         }
+        KeyCondition::PrefixNotWrittenSince(revision) => {
+            let end = prefix_end(&compare.key);
+            let next = revision.next().0;
+            api::Compare::mod_revision(compare.key, api::CompareOp::Less, next).with_range(end)
+        }
     }
 }
 

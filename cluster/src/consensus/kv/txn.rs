@@ -5,11 +5,11 @@ use std::fmt;
 use super::keys::check_key;
 use super::{KeyRange, KeyValue, KvError, Revision};
 
-/// A comparison of a key.
+/// A comparison of a key, or of those with a prefix.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compare {
-    /// The key.
+    /// The key, or the prefix.
     pub key: Vec<u8>,
     /// The condition that must hold for it.
     pub condition: KeyCondition,
@@ -25,6 +25,8 @@ pub enum KeyCondition {
     Present,
     /// This revision was the last to write it. A key that was deleted and created again was written.
     WrittenBy(Revision),
+    /// No key with this prefix was written after this revision. One that was deleted does not count.
+    PrefixNotWrittenSince(Revision),
 }
 
 impl Compare {
@@ -43,12 +45,27 @@ impl Compare {
         Compare { key: read.key.clone(), condition: KeyCondition::WrittenBy(read.mod_revision) }
     }
 
-    /// Returns whether the comparison holds for the present value.
-    pub fn is_satisfied_by(&self, found: Option<&KeyValue>) -> bool {
+    /// No key with the prefix was written since this revision, in which they were read.
+    pub fn prefix_not_written_since(prefix: impl Into<Vec<u8>>, revision: Revision) -> Compare {
+        Compare { key: prefix.into(), condition: KeyCondition::PrefixNotWrittenSince(revision) }
+    }
+
+    /// The keys that it compares.
+    pub fn keys(&self) -> KeyRange {
         match self.condition {
-            KeyCondition::Absent => found.is_none(),
-            KeyCondition::Present => found.is_some(),
-            KeyCondition::WrittenBy(revision) => found.is_some_and(|kv| kv.mod_revision == revision),
+            KeyCondition::PrefixNotWrittenSince(_) => KeyRange::prefix(self.key.clone()),
+            _ => KeyRange::single_key(self.key.clone()),
+        }
+    }
+
+    /// Returns whether the comparison holds for the present values of its keys.
+    pub fn is_satisfied_by<'a>(&self, found: impl IntoIterator<Item = &'a KeyValue>) -> bool {
+        let mut found = found.into_iter();
+        match self.condition {
+            KeyCondition::Absent => found.next().is_none(),
+            KeyCondition::Present => found.next().is_some(),
+            KeyCondition::WrittenBy(revision) => found.next().is_some_and(|kv| kv.mod_revision == revision),
+            KeyCondition::PrefixNotWrittenSince(revision) => found.all(|kv| kv.mod_revision <= revision),
         }
     }
 }

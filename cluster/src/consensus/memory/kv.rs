@@ -110,7 +110,7 @@ impl Keys {
     }
 
     fn apply(&mut self, txn: Txn) -> TxnResponse {
-        let holds = txn.when.iter().all(|compare| compare.is_satisfied_by(self.present.get(&compare.key)));
+        let holds = txn.when.iter().all(|compare| compare.is_satisfied_by(self.range(&compare.keys())));
         let mut done = TxnResponse { succeeded: holds, ..TxnResponse::default() };
         // One revision for all operations; it is used only if one of them changes anything.
         let (revision, mut events) = (self.newest.next(), Vec::new());

@@ -144,7 +144,7 @@ async fn the_same_key_gets_the_same_answer_and_another_key_none() {
         tickets.redeem_ticket(key, request, now).await.expect_err("refused")
     };
     let by_b = node.request("b", &ticket, "192.0.2.2");
-    assert!(matches!(refused("b", &by_b).await, EnrolError::UsedUp { id } if id == one));
+    assert!(matches!(refused("b", &by_b).await, EnrolError::UsedUp { id, .. } if id == one));
     // The same key with another key of the node: it was reset.
     let other = NewNode::new();
     let reset = other.request("a", &ticket, "192.0.2.2");

@@ -68,7 +68,11 @@ async fn a_worker_is_in_the_cluster_once_its_ticket_is_redeemed_and_uses_it_once
 
     assert!(matches!(redeem(&new_key(), address, later).await, Err(EnrolError::Expired { .. })));
     redeem(&new_key(), address, now).await.expect("admitted");
-    assert!(matches!(redeem(&new_key(), address, now).await, Err(EnrolError::UsedUp { .. })));
+    let used = redeem(&new_key(), address, now).await.expect_err("used").to_string();
+    assert!(
+        used.ends_with("is used: create another: `nodectl cluster ticket create --role worker`"),
+        "{used}"
+    );
     // A worker stays when its ticket is revoked.
     assert_eq!(tickets.revoke_ticket(ticket.id()).await.expect("revoked"), []);
     assert!(matches!(redeem(&one, address, now).await, Err(EnrolError::Revoked { .. })));
@@ -121,8 +125,9 @@ async fn nothing_is_left_of_a_worker_that_is_removed_and_it_has_no_successor() {
     let cluster = MemoryCluster::start().await;
     let voter = InProcessVoter::new(&cluster.first.node, "");
     let tickets = cluster.first.node.join_tickets().expect("a running node");
-    let ticket = voter.create_ticket(&limits(JoinRole::Worker, 1)).await;
-    let request = request(&new_key(), &ticket, "192.0.2.9:7443");
+    let ticket = voter.create_ticket(&limits(JoinRole::Worker, 3)).await;
+    let key = new_key();
+    let request = request(&key, &ticket, "192.0.2.9:7443");
     let node = tickets.redeem_worker_ticket("a", &request, SystemTime::now()).await.expect("admitted");
     let nodes = cluster.first.node.node_store().expect("a running node");
     let read = nodes.load_unlock_keys(&node, "volume").await.expect("read");
@@ -137,8 +142,43 @@ async fn nothing_is_left_of_a_worker_that_is_removed_and_it_has_no_successor() {
     assert_eq!(keys_of(&cluster, &node).await, [""; 0]);
     let again = remover.remove_node(&node).await;
     assert!(matches!(again, Err(NodeRemovalError::Unknown { .. })), "{again:?}");
-    // It needs a ticket that is not used.
-    let back = tickets.redeem_worker_ticket("a", &request, SystemTime::now()).await;
-    assert!(matches!(back, Err(EnrolError::UsedUp { .. })), "{back:?}");
+    // Its ticket has uses left, and lies on its disk.
+    let back = tickets.redeem_worker_ticket("a", &request, SystemTime::now()).await.expect_err("removed");
+    let removed = format!("node {node} was removed from the cluster after it had joined by join ticket");
+    assert!(back.is_refusal() && back.to_string().contains(&removed), "{back}");
+    let other = voter.create_ticket(&limits(JoinRole::Worker, 1)).await;
+    let request = self::request(&key, &other, "192.0.2.9:7443");
+    let again = tickets.redeem_worker_ticket("a", &request, SystemTime::now()).await;
+    assert_eq!(again.expect("admitted"), node);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_key_is_that_of_one_node_alone() {
+    let cluster = MemoryCluster::start().await;
+    let voter = InProcessVoter::new(&cluster.first.node, "");
+    let tickets = cluster.first.node.join_tickets().expect("a running node");
+    let nodes = cluster.first.node.node_store().expect("a running node");
+    let this = cluster.first.node.cluster_identity().expect("a running node").node_id;
+    let ticket = voter.create_ticket(&limits(JoinRole::Worker, 2)).await;
+    let redeem = async |key: &PrivateKey| {
+        let request = request(key, &ticket, "192.0.2.9:7443");
+        tickets.redeem_worker_ticket("a", &request, SystemTime::now()).await
+    };
+    let (of_worker, of_voter) = (new_key(), new_key());
+    let api = |key: &PrivateKey| NodeApi {
+        key: *key.public_key().as_bytes(),
+        address: "192.0.2.1:7443".parse().expect("an address and a port"),
+    };
+    let worker = redeem(&of_worker).await.expect("admitted");
+    let refused = nodes.record_api(&this, api(&of_worker)).await.expect_err("that of a worker").to_string();
+    assert!(refused.contains(&format!("`nodectl cluster remove {worker}` on a voter")), "{refused}");
+    nodes.record_api(&this, api(&of_voter)).await.expect("recorded");
+    let refused = redeem(&of_voter).await.expect_err("that of a voter");
+    assert!(refused.is_refusal(), "{refused}");
+    let refused = error_chain(refused);
+    assert!(refused.contains(&format!("`nodectl cluster remove {this}` on a voter")), "{refused}");
+    let listed = tickets.list_tickets().await.expect("listed");
+    assert_eq!(listed[0].redemptions.len(), 1, "nothing is used");
     cluster.stop().await;
 }

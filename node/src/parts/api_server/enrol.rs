@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 use tonic::Status;
 
 use super::gate::CallingStranger;
+use crate::access::PublicKey;
 use crate::caller::Caller;
 use crate::dn::CLUSTER as CLUSTER_DN;
 use crate::error_chain::error_chain;
@@ -39,7 +40,7 @@ impl Enrolment {
         let redeeming = tokio::spawn(async move {
             let name = key.to_string();
             let (answer, action) = match request {
-                ParsedRequest::Voter(request) => self.admit_voter(&name, &request).await?,
+                ParsedRequest::Voter(request) => self.admit_voter(key, &name, &request).await?,
                 ParsedRequest::Worker(request) => self.admit_worker(&name, &request).await?,
             };
             let caller = Caller::Operator { name, address };
@@ -51,10 +52,14 @@ impl Enrolment {
 
     async fn admit_voter(
         &self,
-        key: &str,
+        key: PublicKey,
+        name: &str,
         request: &EnrolRequest,
     ) -> Result<(node_v1::EnrolResponse, String), Status> {
-        let redeemed = self.tickets()?.redeem_ticket(key, request, SystemTime::now()).await;
+        let tickets = self.tickets()?;
+        let checked = tickets.check_api_key(&key.to_bytes(), request).await;
+        checked.map_err(|error| refusal(&error))?;
+        let redeemed = tickets.redeem_ticket(name, request, SystemTime::now()).await;
         let enrolment = redeemed.map_err(|error| refusal(&error))?;
         let action = format!("enrolment of the node at {} by join ticket {}", request.url, request.ticket);
         Ok((node_v1::EnrolResponse { enrolment, records: None }, action))

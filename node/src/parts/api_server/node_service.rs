@@ -73,6 +73,21 @@ impl NodeService {
         name.ok_or_else(|| Status::permission_denied("the caller is not a node of the cluster"))
     }
 
+    /// Refuses a worker whose key is that of a voter.
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn check_worker_key(&self, key: PublicKey) -> Result<(), Status> {
+        let records = self.api.records.borrow();
+        let voter = records.nodes.iter().flatten().find(|peer| peer.key == key && !peer.is_worker);
+        match voter {
+            Some(voter) => Err(Status::failed_precondition(format!(
+                "this worker has the key of voter {0}: if its machine was that voter, type `nodectl cluster remove {0}` on \
+                 another voter, and join it by another ticket",
+                voter.id
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Records the address of a worker's API, if it is another one.
     async fn record_worker(&self, node: &NodeId, key: PublicKey, address: &str) -> Result<(), Status> {
         let invalid = |_| Status::invalid_argument(format!("invalid address of a worker: {address:?}"));
@@ -190,6 +205,7 @@ impl Node for NodeService {
         let CallingNode { key } = calling_node(&request)?;
         let cluster = self.cluster()?;
         let node = self.name_of(key)?;
+        self.check_worker_key(key)?;
         if !request.get_ref().address.is_empty() {
             self.record_worker(&node, key, &request.get_ref().address).await?;
         }
