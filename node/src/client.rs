@@ -96,7 +96,7 @@ pub enum ConnectError {
     },
     /// The node does not admit the operator's key. It names it in its log.
     #[error(
-        "the node at {address} does not admit your key, {key}: an admin can type `nodectl operator add NAME --key {key} --role ROLE` on a node \
+        "the node at {address} does not admit your key, {key}: an admin can type `nodectl operator add NAME --key {key} --role ROLE` on a voter \
          of the cluster, or add it to the node's api.operators and reload"
     )]
     UnknownOperator {

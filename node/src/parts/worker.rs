@@ -103,7 +103,8 @@ impl WorkerStatus {
 
 impl Worker {
     pub(super) fn new(tickets: EnrolmentSources, membership: LayoutFile, health: HealthChanges) -> Self {
-        let status = WorkerStatus::Waiting { awaited: "its start".to_owned(), hint: String::new() };
+        let hint = "if it does not start, `nodectl logs root.api.worker` says why".to_owned();
+        let status = WorkerStatus::Waiting { awaited: "its start".to_owned(), hint };
         let membership = MembershipFile::new(membership);
         Self { tickets, membership, status: watch::Sender::new(status), health }
     }
@@ -168,14 +169,43 @@ impl Worker {
     /// The reason why a worker can't do what a voter can, with the voters that can.
     #[allow(clippy::result_large_err, reason = "it is the answer of a call")]
     pub(crate) fn refusal(api: &Api) -> Status {
-        let voters = api.peers.read().unwrap_or_default();
-        let voters: Vec<_> = voters.iter().map(|voter| voter.address.to_string()).collect();
-        let mut text = "this node is a worker, and has no member of a cluster: type it on a voter".to_owned();
-        if !voters.is_empty() {
-            text += &format!("; the APIs of its voters are at {}", voters.join(", "));
-        }
-        Status::failed_precondition(text)
+        refusal_with_voters(
+            "this node is a worker, and has no member of a cluster: type it on a voter".to_owned(),
+            api,
+        )
     }
+
+    /// The reason why a worker can't do what acts on the node where it is typed: on a voter, it would do that to the voter.
+    pub(crate) fn member_refusal() -> Status {
+        Status::failed_precondition(
+            "this node is a worker: it has no member and no store on which this could act",
+        )
+    }
+
+    /// The reason why a worker does not leave: only a voter can write to the store.
+    pub(crate) fn leave_refusal(&self, api: &Api) -> Status {
+        match self.status() {
+            WorkerStatus::Following(member) | WorkerStatus::CutOff { member, .. } => {
+                let text = format!(
+                    "this node is a worker: to take it out of its cluster, type `nodectl cluster remove {}` on a voter",
+                    member.node
+                );
+                refusal_with_voters(text, api)
+            }
+            WorkerStatus::Waiting { .. } | WorkerStatus::Removed { .. } => Status::failed_precondition(
+                "this node is a worker that is in no cluster: it has none to leave",
+            ),
+        }
+    }
+}
+
+fn refusal_with_voters(mut text: String, api: &Api) -> Status {
+    let voters = api.peers.read().unwrap_or_default();
+    let voters: Vec<_> = voters.iter().map(|voter| voter.address.to_string()).collect();
+    if !voters.is_empty() {
+        text += &format!("; the APIs of its voters are at {}", voters.join(", "));
+    }
+    Status::failed_precondition(text)
 }
 
 fn rfc3339(time: SystemTime) -> String {

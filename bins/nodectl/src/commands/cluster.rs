@@ -581,7 +581,7 @@ async fn remove_node(
     let request = RemoveNodeRequest { node: args.node.clone() };
     api.call(async |client| client.remove_node(request).await).await?;
     let text = format!(
-        "node {} removed; on that node, if it is to join again: `nodectl reset`",
+        "node {} removed; if it is to join again, a worker needs another ticket alone, a voter `nodectl reset` on it",
         escape_control(&args.node)
     );
     printer.print_result(&RemovedNodeView { removed: args.node }, &text)

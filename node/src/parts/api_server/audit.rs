@@ -163,8 +163,8 @@ pub(super) fn method_name(path: &str) -> &str {
 /// How to admit an operator with this key.
 fn admission_hint(key: PublicKey) -> String {
     format!(
-        "to admit it, add it to api.operators and reload, or type `nodectl operator add NAME --key {key} --role ROLE`, \
-         with api.cluster_operators"
+        "to admit it, add it to api.operators and reload, or type `nodectl operator add NAME --key {key} --role ROLE` \
+         on a voter, with api.cluster_operators"
     )
 }
 

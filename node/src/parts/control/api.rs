@@ -215,6 +215,15 @@ impl ControlService {
         cluster::require_cluster(self.running.extension())
     }
 
+    /// The cluster, for what acts on the member of this node.
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn own_cluster(&self) -> Result<ClusterNode, Status> {
+        match find_worker(&self.running) {
+            Some(_) => Err(Worker::member_refusal()),
+            None => self.cluster(),
+        }
+    }
+
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn storage(&self) -> Result<Arc<StorageControl>, Status> {
         let none = || Status::failed_precondition("this node has no part that opens its data volume");
@@ -441,7 +450,7 @@ impl Control for ControlService {
         request: Request<v1::BootstrapRequest>,
     ) -> Result<Response<v1::BootstrapResponse>, Status> {
         self.record_action(request, |_| (CLUSTER_DN, "bootstrap".into()));
-        Ok(Response::new(cluster::bootstrap(&self.cluster()?).await?))
+        Ok(Response::new(cluster::bootstrap(&self.own_cluster()?).await?))
     }
 
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
@@ -455,7 +464,7 @@ impl Control for ControlService {
         let request = self.record_action(request, |request| {
             (CLUSTER_DN, format!("defragmentation of member {}", request.member))
         });
-        Ok(Response::new(cluster::defragment(&self.cluster()?, &request).await?))
+        Ok(Response::new(cluster::defragment(&self.own_cluster()?, &request).await?))
     }
 
     async fn disarm(
@@ -463,7 +472,7 @@ impl Control for ControlService {
         request: Request<v1::DisarmRequest>,
     ) -> Result<Response<v1::DisarmResponse>, Status> {
         self.record_action(request, |_| (CLUSTER_DN, "end of the store's alarms".into()));
-        Ok(Response::new(cluster::disarm(&self.cluster()?).await?))
+        Ok(Response::new(cluster::disarm(&self.own_cluster()?).await?))
     }
 
     type SnapshotClusterStream = ResponseStream<v1::SnapshotClusterResponse>;
@@ -482,7 +491,7 @@ impl Control for ControlService {
         request: Request<Streaming<v1::RestoreClusterRequest>>,
     ) -> Result<Response<v1::RestoreClusterResponse>, Status> {
         let pieces = self.record_action(request, |_| (CLUSTER_DN, "restore from a snapshot".into()));
-        Ok(Response::new(cluster::restore(&self.cluster()?, self.running.extension(), pieces).await?))
+        Ok(Response::new(cluster::restore(&self.own_cluster()?, self.running.extension(), pieces).await?))
     }
 
     async fn create_golden_ticket(
@@ -544,6 +553,9 @@ impl Control for ControlService {
 
     async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveResponse>, Status> {
         self.record_action(request, |_| (CLUSTER_DN, "leaving the cluster".to_owned()));
+        if let Some((api, worker)) = find_worker(&self.running) {
+            return Err(worker.leave_refusal(&api));
+        }
         Ok(Response::new(cluster::leave(&self.cluster()?).await?))
     }
 
@@ -558,7 +570,7 @@ impl Control for ControlService {
         } else {
             request.into_inner()
         };
-        Ok(Response::new(cluster::recover_cluster(&self.cluster()?, &request).await?))
+        Ok(Response::new(cluster::recover_cluster(&self.own_cluster()?, &request).await?))
     }
 
     async fn replace_node(

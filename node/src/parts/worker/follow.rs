@@ -1,17 +1,18 @@
 //! How a worker joins its cluster, and follows it.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nodekeel_cluster::enrolment::EnrolCallError;
-use nodekeel_cluster::node::{EnrolmentTicket, JoinTicket};
+use nodekeel_cluster::node::{EnrolmentConfigError, EnrolmentTicket, JoinTicket, TicketError};
 use nodekeel_localstorage::pki::{Certificate, CertificateTemplate, PrivateKey};
 use nodekeel_supervisor::{Backoff, Context, Failure};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::{Code, Status};
 
-use super::membership::Membership;
+use super::membership::{Membership, RESET_AND_JOIN};
 use super::{REMOVED, Worker, WorkerStatus};
 use crate::blocking::run_blocking;
 use crate::error_chain::error_chain;
@@ -100,7 +101,10 @@ impl Follower {
                 Ok(Some(_)) => {
                     ("a join ticket: a golden ticket is for a voter".to_owned(), WORKER_TICKET.to_owned())
                 }
-                Ok(None) => ("a ticket".to_owned(), WORKER_TICKET.to_owned()),
+                // Of no ticket, the error says how to bootstrap a cluster.
+                Ok(None) | Err(EnrolmentConfigError::Malformed { source: TicketError::NoTicket, .. }) => {
+                    ("a ticket".to_owned(), WORKER_TICKET.to_owned())
+                }
                 Err(error) => ("a ticket".to_owned(), error_chain(&error)),
             };
             if waits_for != (awaited.clone(), hint.clone()) {
@@ -147,10 +151,10 @@ impl Follower {
     }
 
     /// Serves what a voter has told, and keeps it.
-    async fn apply(&self, ticket: &str, told: ToldRecords) -> std::io::Result<Membership> {
+    async fn apply(&self, ticket: &str, told: ToldRecords) -> io::Result<Membership> {
         let ToldRecords { node, cluster, voters, operators } = told;
         let ticket = ticket.to_owned();
-        let member = Membership { node, cluster, ticket, is_removed: false, operators };
+        let member = Membership { node, cluster, ticket, is_removed: false, operators, cut_off_since: None };
         self.serve(&member);
         let (peers, kept) = (self.api.peers.clone(), member.clone());
         let file = self.worker.membership.clone();
@@ -169,7 +173,7 @@ impl Follower {
     /// Follows one voter after the other, until the cluster has removed the node. Returns what is kept then.
     async fn follow_voters(&self, mut member: Membership) -> Result<Membership, Failure> {
         self.serve(&member);
-        let mut since = SystemTime::now();
+        let mut since = member.cut_off_since.unwrap_or_else(SystemTime::now);
         self.cut_off(&member, since, &[]);
         self.ctx.signal_ready()?;
         let (mut errors, mut failures) = (Vec::<PeerError>::new(), 0);
@@ -177,11 +181,11 @@ impl Follower {
         let mut turn = usize::from(self.api.key.public_key().to_bytes()[0]);
         loop {
             let file = self.api.peers.clone();
-            let voters = run_blocking(move || file.read()).await?;
+            let damaged =
+                |error: io::Error| io::Error::new(error.kind(), format!("{error}: {RESET_AND_JOIN}"));
+            let voters = run_blocking(move || file.read().map_err(damaged)).await?;
             let Some(voter) = voters.get(turn % voters.len().max(1)).cloned() else {
-                return Err(Failure::new(
-                    "no voter of the cluster is known: join the node by another ticket",
-                ));
+                return Err(Failure::new(format!("no voter of the cluster is known: {RESET_AND_JOIN}")));
             };
             turn += 1;
             let began = Instant::now();
@@ -198,8 +202,14 @@ impl Follower {
                 failures = 0;
             }
             errors.push(PeerError { peer: voter, problem: why });
+            let is_cut_off = errors.len() >= voters.len();
+            if is_cut_off && member.cut_off_since.is_none() {
+                member.cut_off_since = Some(since);
+                let (file, kept) = (self.worker.membership.clone(), member.clone());
+                run_blocking(move || file.write(&kept)).await?;
+            }
             self.cut_off(&member, since, &errors);
-            if errors.len() >= voters.len() {
+            if is_cut_off {
                 failures += 1;
                 sleep(VOTERS_BACKOFF.jittered_delay(failures, random_fraction())).await;
                 errors.clear();
@@ -270,7 +280,7 @@ impl Follower {
     /// Admits nobody of the cluster any more.
     async fn leave(&self, member: Membership, voter: &Peer) -> Result<Membership, Failure> {
         tracing::error!("the node {REMOVED}, as node {} at {} says", voter.id, voter.address);
-        let member = Membership { is_removed: true, operators: Vec::new(), ..member };
+        let member = Membership { is_removed: true, operators: Vec::new(), cut_off_since: None, ..member };
         self.serve(&member);
         let (file, kept) = (self.worker.membership.clone(), member.clone());
         run_blocking(move || file.write(&kept)).await?;

@@ -1,6 +1,7 @@
 //! What a worker keeps of its cluster: it is what the node knows when it starts without any voter.
 
 use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nodekeel_cluster::node::NodeId;
 use nodekeel_localstorage::tree::LayoutFile;
@@ -12,6 +13,9 @@ use crate::node_v1;
 use crate::parts::api::cluster_records::ToldRecords;
 use crate::parts::api::cluster_records::parse_operator;
 use crate::parts::api::identities::Identity;
+
+/// What to do on a node that has lost what it kept: a ticket alone is not looked at, as long as the node is in a cluster.
+pub(super) const RESET_AND_JOIN: &str = "type `nodectl reset` on it, and join it by another ticket";
 
 /// The worker's place in its cluster. The voters are in a file of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub(crate) struct Membership {
     pub(crate) is_removed: bool,
     /// Those of the cluster.
     pub(crate) operators: Vec<Identity>,
+    /// Since when no voter that it has asked could be followed, to the second; `None` as long as one is.
+    pub(crate) cut_off_since: Option<SystemTime>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -39,6 +45,9 @@ struct StoredMembership {
     is_removed: bool,
     #[prost(message, repeated, tag = "5")]
     operators: Vec<node_v1::Operator>,
+    /// Seconds since 1970; 0 for `None`.
+    #[prost(uint64, tag = "6")]
+    cut_off_since: u64,
 }
 
 /// The file, which is there once the worker has joined.
@@ -54,10 +63,7 @@ impl MembershipFile {
     pub(crate) fn read(&self) -> io::Result<Option<Membership>> {
         let Some(bytes) = self.0.read_if_present().map_err(io::Error::other)? else { return Ok(None) };
         let damaged = || {
-            let text = format!(
-                "{} is damaged: remove it, and join the node by another ticket",
-                self.0.path().display()
-            );
+            let text = format!("{} is damaged: {RESET_AND_JOIN}", self.0.path().display());
             io::Error::new(io::ErrorKind::InvalidData, text)
         };
         decode(&bytes).map(Some).ok_or_else(damaged)
@@ -85,15 +91,22 @@ fn encode(membership: &Membership) -> Vec<u8> {
         ticket: membership.ticket.clone(),
         is_removed: membership.is_removed,
         operators: operators.collect(),
+        cut_off_since: membership.cut_off_since.map_or(0, unix_seconds),
     }
     .encode_to_vec()
 }
 
 fn decode(bytes: &[u8]) -> Option<Membership> {
-    let StoredMembership { node, cluster, ticket, is_removed, operators } =
+    let StoredMembership { node, cluster, ticket, is_removed, operators, cut_off_since } =
         StoredMembership::decode(bytes).ok()?;
     let operators = operators.iter().filter_map(parse_operator).collect();
-    Some(Membership { node: node.parse().ok()?, cluster, ticket, is_removed, operators })
+    let since = UNIX_EPOCH.checked_add(Duration::from_secs(cut_off_since));
+    let cut_off_since = since.filter(|since| *since != UNIX_EPOCH);
+    Some(Membership { node: node.parse().ok()?, cluster, ticket, is_removed, operators, cut_off_since })
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Arbitrary bytes as what a voter tells, and as the file: never panics, and a membership survives a round trip.
@@ -158,12 +171,22 @@ mod tests {
         let file = MembershipFile::new(file);
         assert_eq!(file.read().expect("none"), None);
         let ToldRecords { node, cluster, operators, .. } = ToldRecords::parse(&records()).expect("a voter");
-        let membership = Membership { node, cluster, ticket: "1".into(), is_removed: false, operators };
+        let membership = Membership {
+            node,
+            cluster,
+            ticket: "1".into(),
+            is_removed: false,
+            operators,
+            cut_off_since: Some(UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
+        };
         file.write(&membership).expect("written");
         assert_eq!(file.read().expect("read"), Some(membership));
         std::fs::write(&path, b"\xff").expect("written");
         let damaged = file.read().expect_err("damaged").to_string();
-        assert!(damaged.contains("api/membership is damaged: remove it, and join the node"), "{damaged}");
+        assert!(
+            damaged.contains("api/membership is damaged: type `nodectl reset` on it, and join"),
+            "{damaged}"
+        );
     }
 
     proptest! {

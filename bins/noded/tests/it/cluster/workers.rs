@@ -62,6 +62,10 @@ fn cluster_operators(noded: &NodedProcess) -> Vec<String> {
     of_cluster.map(|operator| operator["name"].as_str().unwrap().to_owned()).collect()
 }
 
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
 fn wait_operators(noded: &NodedProcess, names: &[&str]) {
     wait("the operators of the cluster", || {
         let found = cluster_operators(noded);
@@ -91,6 +95,9 @@ fn a_worker_serves_what_it_had_without_a_voter_and_says_so_until_one_is_back() {
     let table = first.ask(&["cluster", "members"]);
     assert!(table.contains("worker") && table.contains(&address), "{table}");
     worker.nodectl(&["cluster", "members"]).assert_fails(1, "this node is a worker");
+    let leaves = format!("type `nodectl cluster remove {}` on a voter", text_of(&identity.0));
+    worker.nodectl(&["cluster", "leave"]).assert_fails(1, &leaves);
+    worker.nodectl(&["cluster", "disarm"]).assert_fails(1, "it has no member and no store on which");
     assert!(!worker.data().join("data/etcd").exists() && !worker.data().join("data/cluster").exists());
 
     let key = "ed25519:A6EHv_POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg";
@@ -105,11 +112,14 @@ fn a_worker_serves_what_it_had_without_a_voter_and_says_so_until_one_is_back() {
                 && detail.contains(&format!("at {}: ", voter.port.socket_address()))
         })
     };
-    cut_off(&worker);
+    let since = |status: &Value| text_of(&status["detail"]).split(": ").next().unwrap().to_owned();
+    let before = since(&cut_off(&worker));
+    let began = Instant::now();
     let worker = fixture.spawn(worker.kill());
     // Without any voter since its start.
     worker.wait_ready("root.api.worker");
-    assert_eq!(cut_off(&worker)["node"], identity.0);
+    let status = cut_off(&worker);
+    assert_eq!((&status["node"], since(&status)), (&identity.0, before), "after {:.1?}", began.elapsed());
     assert_eq!(cluster_operators(&worker), ["alice"]);
     wait("the warning", || {
         let health = worker.ask(&["health"]);
@@ -176,6 +186,28 @@ fn a_worker_that_is_removed_says_so_and_joins_again_by_another_ticket_alone() {
 
 #[test]
 #[ignore = "needs etcd"]
+fn a_worker_becomes_a_voter_once_the_worker_that_it_was_is_removed() {
+    let voter = ApiMember::new();
+    let first = start_first(&voter);
+    let worker = WorkerFixture::new().spawn_with(&worker_ticket(&first, &[]));
+    worker.wait_ready("root.api.worker");
+    let former = text_of(&cluster_identity(&worker).0);
+    let kept = worker.stop_and_keep();
+    give_ticket(&kept, text(&create_ticket(&first, &[])));
+    let second = ApiMember::new();
+    let node = second.member.spawn(kept);
+    let refusal = format!("another node of the cluster, {former}, has the key of the API of node ");
+    wait_failing(&node, "the refusal", |_, detail| detail.contains(&refusal));
+    assert_eq!(list_members(&first).as_array().unwrap().len(), 2);
+    first.ask(&["cluster", "remove", &former]);
+    node.wait_ready("root.cluster");
+    assert_ne!(text_of(&cluster_identity(&node).0), former);
+    node.stop();
+    first.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
 fn a_worker_believes_no_voter_that_was_reset_and_joins_its_new_cluster_by_a_reset_alone() {
     let voter = ApiMember::new();
     let first = start_first(&voter);
@@ -207,7 +239,11 @@ fn a_worker_needs_a_ticket_of_its_role_and_waits_for_a_voter() {
     let voter = ApiMember::new();
     let first = start_first(&voter);
     let of_voter = create_ticket(&first, &[]);
-    let worker = WorkerFixture::new().spawn_with(&of_voter);
+    let worker = WorkerFixture::new().spawn_with(&serde_json::json!({ "ticket": "" }));
+    wait_failing(&worker, "the empty file", |_, detail| {
+        detail.contains("waits for a ticket; `nodectl cluster ticket create --role worker` on a voter")
+    });
+    give_ticket(&worker.scratch, text(&of_voter));
     wait_failing(&worker, "the refusal", |status, detail| {
         status["state"] == "Waiting" && detail.contains("is for a voter, and this node is a worker")
     });
