@@ -60,11 +60,11 @@ impl Follower {
         let file = self.worker.membership.clone();
         let mut known = run_blocking(move || file.read()).await?;
         loop {
-            let member = match known {
-                Some(member) if !member.is_removed => member,
-                former => self.join(former.as_ref()).await?,
+            let (member, is_told) = match known {
+                Some(member) if !member.is_removed => (member, false),
+                former => (self.join(former.as_ref()).await?, true),
             };
-            known = Some(self.follow_voters(member).await?);
+            known = Some(self.follow_voters(member, is_told).await?);
         }
     }
 
@@ -170,11 +170,16 @@ impl Follower {
         }
     }
 
-    /// Follows one voter after the other, until the cluster has removed the node. Returns what is kept then.
-    async fn follow_voters(&self, mut member: Membership) -> Result<Membership, Failure> {
+    /// Follows one voter after the other, until the cluster has removed the node. Returns what is kept then. `is_told` is true if a
+    /// voter has told what is known just now.
+    async fn follow_voters(&self, mut member: Membership, is_told: bool) -> Result<Membership, Failure> {
         self.serve(&member);
         let mut since = member.cut_off_since.unwrap_or_else(SystemTime::now);
-        self.cut_off(&member, since, &[]);
+        if is_told {
+            self.worker.set_status(WorkerStatus::Following(member.clone()));
+        } else {
+            self.cut_off(&member, since, &[]);
+        }
         self.ctx.signal_ready()?;
         let (mut errors, mut failures) = (Vec::<PeerError>::new(), 0);
         // The workers of a cluster begin with different ones.
