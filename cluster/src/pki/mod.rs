@@ -52,8 +52,10 @@ pub use ca::ClusterCa;
 pub use certificate_spec::{CertificateSpec, CertificateUsage};
 pub use crl_sync::sync_revocation_list;
 pub use error::CaError;
+pub(crate) use peer_name::PEER_NAME_PATH;
 pub use peer_name::peer_name;
-pub(crate) use peer_name::{CA_PREFIX, PEER_NAME_PATH, has_peer_name};
+#[cfg(feature = "etcd")]
+pub(crate) use peer_name::{CA_PREFIX, has_peer_name};
 pub use pending_ca::PendingCa;
 pub use sealing::CaSealing;
 pub use stored::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, ISSUED_PREFIX, SEAL_PREFIX, SEALED_KEY_PATH};

@@ -2,9 +2,11 @@
 
 use nodekeel_localstorage::pki::Certificate;
 
+#[cfg(feature = "etcd")]
 use super::SubjectNames;
 
 /// Prefix of all keys of the CA.
+#[cfg(feature = "etcd")]
 pub(crate) const CA_PREFIX: &str = "/etcd-ca/";
 /// Key of the name that the peer ports require: it is stored once each member and each unused ticket has it.
 pub(crate) const PEER_NAME_PATH: &str = "/etcd-ca/peer-name";
@@ -15,6 +17,7 @@ pub fn peer_name(ca: &Certificate) -> String {
 }
 
 /// Returns whether a certificate has this name.
+#[cfg(feature = "etcd")]
 pub(crate) fn has_peer_name(certificate: &Certificate, name: &str) -> bool {
     SubjectNames::from_certificate(certificate).dns_names.iter().any(|dns| dns == name)
 }
