@@ -10,23 +10,9 @@ pub(super) mod peer_client;
 pub(super) mod peer_keys;
 pub(super) mod peers;
 pub(super) mod records;
+pub(super) mod shared;
 
-use std::sync::Arc;
-
-use self::config::{ApiConfig, NAME};
 #[cfg(feature = "testing")]
 pub(crate) use self::enrol::check_arbitrary_request;
 pub(crate) use self::enrol::{ApiEnroller, ticket_voters};
-pub(crate) use self::identities::Api;
-use crate::config::NodedConfig;
-use crate::running::RunningNode;
-
-/// The API of a running node. A reload that switches it off leaves the extension.
-pub(super) fn running_api(running: &RunningNode) -> Option<Arc<Api>> {
-    running.extension::<Arc<Api>>().filter(|_| is_on(&running.plan().config))
-}
-
-/// Returns whether the node has an API for other machines.
-pub(super) fn is_on(config: &NodedConfig) -> bool {
-    config.section::<ApiConfig>(NAME).is_some()
-}
+pub(crate) use self::shared::{Api, is_on, running_api};

@@ -8,6 +8,7 @@ mod gate;
 mod node_service;
 #[cfg(test)]
 mod peer_client_test;
+mod peer_watch;
 mod rate_limit;
 mod strangers;
 
@@ -22,9 +23,9 @@ use tonic::Extensions;
 
 use self::connections::serve_api;
 use super::api::config::{ADDRESS_KEY, ApiConfig, DN, NAME, OperatorConfig};
-use super::api::identities::{Api, Identities, Identity, Source};
-use super::api::is_on;
+use super::api::identities::{Identities, Identity, Source};
 use super::api::peers::{Peer, PeersFile};
+use super::api::{Api, is_on};
 use super::cluster::enrolment_sources;
 use super::worker::{self, Worker, WorkerConfig, check_worker, is_worker, worker_health};
 use crate::access::{InvalidKey, Principal, PrivateKey};
@@ -124,7 +125,9 @@ impl PlannedRunnable for ApiPlan {
             let changes = node.health_sources().changes();
             let health = worker_health(Arc::downgrade(node.running()));
             node.health_sources().add("api.worker", health);
-            Some(Arc::new(Worker::new(enrolment_sources(&state), files.membership, changes)))
+            let worker = Arc::new(Worker::new(enrolment_sources(&state), files.membership, changes));
+            node.extensions().insert(Arc::clone(&worker));
+            Some(worker)
         } else {
             // A worker has nothing that other nodes may ask for.
             identities.replace(Source::Nodes, known.iter().map(Peer::identity).collect());
@@ -132,9 +135,11 @@ impl PlannedRunnable for ApiPlan {
         };
         let ApiConfig { address, cluster_operators, .. } = self.config;
         let records = watch::Sender::default();
-        let api = Arc::new(Api { address, key, identities, cluster_operators, peers, records, worker });
+        let worker_joined = worker.as_ref().map(|worker| worker.watch_joined());
+        let api = Api { address, key, identities, cluster_operators, peers, records, worker_joined };
+        let api = Arc::new(api);
         node.extensions().insert(Arc::clone(&api));
-        Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api)))
+        Ok(PreparedRunnable::new(serve_api(Arc::clone(node.running()), api, worker)))
     }
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {

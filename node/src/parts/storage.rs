@@ -303,7 +303,7 @@ impl PlannedRunnable for StoragePlan {
         node.metrics().add("storage", registry);
         let tang = self.tang_keys(&opener, &unlock);
         // The API is prepared before this part.
-        let voters = node.extensions().get::<Arc<Api>>().filter(|api| api.worker.is_some()).cloned();
+        let voters = node.extensions().get::<Arc<Api>>().filter(|api| api.worker_joined.is_some()).cloned();
         let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock), tang.clone(), voters));
         node.health_sources().add("storage.keys", key_health(Arc::clone(&keys)));
         // The cluster finds the keys, and the control API all of it.

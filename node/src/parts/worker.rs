@@ -10,7 +10,7 @@
 mod follow;
 mod membership;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
 use nodekeel_cluster::node::EnrolmentSources;
@@ -78,7 +78,9 @@ pub(super) fn check_worker(config: &NodedConfig) -> Result<(), ConfigViolation> 
 pub(crate) struct Worker {
     tickets: EnrolmentSources,
     membership: MembershipFile,
-    status: watch::Sender<WorkerStatus>,
+    status: Mutex<WorkerStatus>,
+    /// Told to those that need no more of it.
+    joined: watch::Sender<bool>,
     health: HealthChanges,
 }
 
@@ -95,47 +97,33 @@ enum WorkerStatus {
     Removed { member: Membership, awaited: String, hint: String },
 }
 
-impl WorkerStatus {
-    fn has_joined(&self) -> bool {
-        matches!(self, Self::Following(_) | Self::CutOff { .. })
-    }
-}
-
 impl Worker {
     pub(super) fn new(tickets: EnrolmentSources, membership: LayoutFile, health: HealthChanges) -> Self {
         let hint = "if it does not start, `nodectl logs root.api.worker` says why".to_owned();
         let status = WorkerStatus::Waiting { awaited: "its start".to_owned(), hint };
         let membership = MembershipFile::new(membership);
-        Self { tickets, membership, status: watch::Sender::new(status), health }
+        Self { tickets, membership, status: Mutex::new(status), joined: watch::Sender::default(), health }
+    }
+
+    /// Whether it is in a cluster, as far as it knows.
+    pub(super) fn watch_joined(&self) -> watch::Receiver<bool> {
+        self.joined.subscribe()
     }
 
     fn status(&self) -> WorkerStatus {
-        self.status.borrow().clone()
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn set_status(&self, status: WorkerStatus) {
-        let is_changed = self.status.send_if_modified(|present| {
-            let is_changed = *present != status;
-            *present = status;
-            is_changed
-        });
+        let has_joined = matches!(status, WorkerStatus::Following(_) | WorkerStatus::CutOff { .. });
+        let is_changed = {
+            let mut present = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *present, status.clone()) != status
+        };
+        self.joined.send_if_modified(|joined| std::mem::replace(joined, has_joined) != has_joined);
         if is_changed {
             self.health.announce();
         }
-    }
-
-    /// Returns whether it is in a cluster, as far as it knows.
-    pub(crate) fn has_joined(&self) -> bool {
-        self.status.borrow().has_joined()
-    }
-
-    /// Waits until it is.
-    ///
-    /// # Cancel safety
-    /// It can be dropped and called again.
-    pub(crate) async fn wait_joined(&self) {
-        // The sender exists as long as this worker.
-        let _ = self.status.subscribe().wait_for(WorkerStatus::has_joined).await;
     }
 
     /// The answer to a request for the state of the node in its cluster.
@@ -223,9 +211,9 @@ pub(super) fn worker_health(node: Weak<RunningNode>) -> impl HealthSource {
 
 /// The worker that this node is, and its API.
 pub(crate) fn find_worker(running: &RunningNode) -> Option<(Arc<Api>, Arc<Worker>)> {
-    let api = running_api(running)?;
-    let worker = api.worker.clone()?;
-    Some((api, worker))
+    // A reload that removes the section leaves the extension.
+    let api = running_api(running).filter(|api| api.worker_joined.is_some())?;
+    Some((api, running.extension::<Arc<Worker>>()?))
 }
 
 impl Worker {

@@ -11,6 +11,9 @@ use crate::config::ConfigViolation;
 
 pub(crate) const NAME: &str = "api";
 pub(crate) const DN: &str = "root.api";
+
+/// The reason of those that wait for the node's cluster.
+pub(crate) const NOT_IN_CLUSTER: &str = "the node is not in its cluster: see `nodectl cluster status`";
 pub(crate) const ADDRESS_KEY: &str = "api.address";
 
 /// Longest name of an operator.

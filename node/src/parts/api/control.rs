@@ -4,7 +4,8 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use tonic::Status;
 
 use super::config::{ApiConfig, NAME};
-use super::{records, running_api};
+use super::records;
+use super::shared::running_api;
 use crate::access::{InvalidKey, InvalidRole, Principal};
 use crate::running::RunningNode;
 use crate::v1;

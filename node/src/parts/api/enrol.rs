@@ -19,8 +19,7 @@ use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-use super::identities::Api;
-use super::running_api;
+use super::shared::{Api, running_api};
 use crate::access::{ClientTls, MismatchedKey, PrivateKey, PublicKey};
 use crate::error_chain::error_chain;
 use crate::node_v1;

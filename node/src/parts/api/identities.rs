@@ -1,16 +1,11 @@
 //! The keys that a node admits, those of operators and of other nodes, and their open connections.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster_records::Records;
-use super::peers::{Peer, PeersFile};
-use crate::access::{AdmittedKeys, Principal, PrivateKey, PublicKey};
-use crate::parts::worker::Worker;
+use crate::access::{AdmittedKeys, Principal, PublicKey};
 
 /// The connections that one key can have open. A further one closes the oldest.
 const MAX_CONNECTIONS: usize = 32;
@@ -102,6 +97,11 @@ impl Identities {
         self.lock().find(key).cloned()
     }
 
+    /// Returns whether a source has any.
+    pub(crate) fn has_some_of(&self, source: Source) -> bool {
+        self.lock().recorded.get(&source).is_some_and(|recorded| !recorded.is_empty())
+    }
+
     /// All identities, with where they are recorded and the number of their connections.
     pub(crate) fn list(&self) -> Vec<(Source, Identity, usize)> {
         let state = self.lock();
@@ -168,42 +168,10 @@ impl Drop for Connection {
     }
 }
 
-/// The API for other machines, as its parts and the control API share it.
-#[derive(Debug)]
-pub(crate) struct Api {
-    pub(crate) address: SocketAddr,
-    pub(crate) key: Arc<PrivateKey>,
-    pub(crate) identities: Arc<Identities>,
-    pub(crate) cluster_operators: bool,
-    /// The other nodes of the cluster.
-    pub(crate) peers: PeersFile,
-    /// What this node, a voter, knows of the records of its cluster.
-    pub(crate) records: watch::Sender<Records>,
-    /// The worker that it is.
-    pub(crate) worker: Option<Arc<Worker>>,
-}
-
-impl Api {
-    /// Returns whether the cluster has another voter with an API.
-    pub(crate) fn has_peers(&self) -> bool {
-        if let Some(worker) = &self.worker {
-            return worker.has_joined();
-        }
-        let own = self.key.public_key();
-        let is_other = |peer: &Peer| !peer.is_worker && peer.key != own;
-        match &self.records.borrow().nodes {
-            Some(nodes) => nodes.iter().any(is_other),
-            // As the file has them.
-            None => {
-                self.identities.lock().recorded.get(&Source::Nodes).is_some_and(|nodes| !nodes.is_empty())
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::PrivateKey;
     use crate::access::Role;
 
     fn key() -> PublicKey {

@@ -11,8 +11,8 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::cluster_records::InvalidRecords;
-use super::identities::Api;
 use super::peers::Peer;
+use super::shared::Api;
 use crate::access::PublicKey;
 use crate::blocking::run_blocking;
 use crate::client::{ConnectError, connect_channel};

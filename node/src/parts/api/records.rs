@@ -16,9 +16,9 @@ use thiserror::Error;
 use tonic::Status;
 
 use super::cluster_records::parse_operator;
-use super::config::{DN, is_valid_operator_name};
-use super::identities::{Api, Identity, Source};
-use super::peers::NOT_IN_CLUSTER;
+use super::config::{DN, NOT_IN_CLUSTER, is_valid_operator_name};
+use super::identities::{Identity, Source};
+use super::shared::Api;
 use crate::access::{PublicKey, Role};
 use crate::error_chain::error_chain;
 use crate::node_v1;

@@ -24,15 +24,16 @@ use tonic::transport::server::Connected;
 use super::audit::{Audit, Refusal};
 use super::gate::{RemotePeer, admit};
 use super::node_service::node_server;
+use super::peer_watch::PeerWatch;
 use super::strangers::{StrangerPlace, Strangers};
 use crate::access::{MismatchedKey, ServerTls, is_enrolling, proved_key};
 use crate::control::callers::CallerNames;
+use crate::parts::api::Api;
 use crate::parts::api::config::ADDRESS_KEY;
-use crate::parts::api::identities::{Api, Connection, Identities};
-use crate::parts::api::peers::PeerWatch;
+use crate::parts::api::identities::{Connection, Identities};
 use crate::parts::api::records::RecordWatch;
 use crate::parts::control::{GRACE_PERIOD, control_routes, to_router};
-use crate::parts::worker::WorkerRun;
+use crate::parts::worker::{Worker, WorkerRun};
 use crate::running::RunningNode;
 
 /// The handshakes in progress. A further one takes the place of the oldest.
@@ -55,7 +56,11 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The runnable that serves the control API to operators on other machines, and other nodes of the cluster.
-pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnable {
+pub(super) fn serve_api(
+    running: Arc<RunningNode>,
+    api: Arc<Api>,
+    worker: Option<Arc<Worker>>,
+) -> impl Runnable {
     let audit = Arc::new(Audit::new(running.log_store.clone()));
     let listen = {
         let (api, audit, running) = (Arc::clone(&api), Arc::clone(&audit), Arc::clone(&running));
@@ -84,7 +89,7 @@ pub(super) fn serve_api(running: Arc<RunningNode>, api: Arc<Api>) -> impl Runnab
             .add_routes(routes.into())
     };
     let server = nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD);
-    ApiServer { server, running, api }
+    ApiServer { server, running, api, worker }
 }
 
 /// The server, and below it the watches of the cluster's nodes and of its operators, or a worker's way into its cluster.
@@ -92,6 +97,7 @@ struct ApiServer<S> {
     server: S,
     running: Arc<RunningNode>,
     api: Arc<Api>,
+    worker: Option<Arc<Worker>>,
 }
 
 impl<S: Runnable> Runnable for ApiServer<S> {
@@ -112,7 +118,7 @@ impl<S: Runnable> Runnable for ApiServer<S> {
             let watch = RecordWatch { api: Arc::clone(&self.api), cluster };
             ChildSpec::new("records", watch).policy(policy())
         });
-        let worker = self.api.worker.clone().map(|worker| {
+        let worker = self.worker.clone().map(|worker| {
             let run = WorkerRun { api: Arc::clone(&self.api), worker };
             ChildSpec::new("worker", run).policy(policy())
         });

@@ -20,7 +20,8 @@ use crate::node_v1::{
     ClusterRecords, EnrolRequest, EnrolResponse, ReplaceUnlockKeysRequest, ReplaceUnlockKeysResponse,
     UnlockKeysRequest, UnlockKeysResponse, WatchRecordsRequest, WhoAmIRequest, WhoAmIResponse,
 };
-use crate::parts::api::identities::{Api, Identities, Source};
+use crate::parts::api::Api;
+use crate::parts::api::identities::{Identities, Source};
 use crate::parts::api::peer_client::PeerKeysError;
 use crate::parts::api::peers::{Peer, PeersFile};
 
@@ -76,7 +77,7 @@ fn api(address: SocketAddr, scratch: &tempfile::TempDir, peers: &[Peer]) -> Api 
     identities.replace(Source::Nodes, peers.iter().map(Peer::identity).collect());
     let key = Arc::new(PrivateKey::generate().expect("random numbers"));
     let records = watch::Sender::default();
-    Api { address, key, identities, cluster_operators: false, peers: file, records, worker: None }
+    Api { address, key, identities, cluster_operators: false, peers: file, records, worker_joined: None }
 }
 
 fn peer(digit: usize, key: PublicKey, address: SocketAddr) -> Peer {

@@ -94,9 +94,10 @@ impl Runnable for RemoteKeyService {
 }
 
 async fn keep_remotely(keys: &VolumeKeys, health: &HealthChanges) -> Infallible {
-    let worker = keys.kept_by_voters().and_then(|api| api.worker.as_ref());
-    if let Some(worker) = worker {
-        worker.wait_joined().await;
+    let mut joined = keys.kept_by_voters().and_then(|api| api.worker_joined.clone());
+    if let Some(joined) = &mut joined {
+        // Its end is that of a configuration, and of this.
+        let _ = joined.wait_for(|joined| *joined).await;
     }
     let mut failures = 0;
     loop {
@@ -126,7 +127,7 @@ async fn keep_remotely(keys: &VolumeKeys, health: &HealthChanges) -> Infallible 
             ClusterKeyState::Stored | ClusterKeyState::Unknown => {
                 failures = 0;
                 // A cluster loses nothing that it has acknowledged.
-                if worker.is_some() {
+                if joined.is_some() {
                     keys.wait_unsettled().await;
                     continue;
                 }
