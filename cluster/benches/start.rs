@@ -4,7 +4,6 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,8 +19,8 @@ use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Context, Failure, Runnable, RunnableState, Supervisor};
 use tempfile::TempDir;
-use testbed::bench::{BenchRow, RowWriter, measure_interleaved, median};
-use testbed::{ReservedPort, ScratchDir, command_output, reserve_port, tools};
+use testbed::bench::{BenchRow, RowWriter, etcd_version, measure_interleaved, median};
+use testbed::{ReservedPort, ScratchDir, reserve_port, tools};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
@@ -42,8 +41,7 @@ struct BenchNode {
 
 fn main() -> Result<()> {
     let etcd = tools::find_tool(tools::ETCD)?;
-    let output = command_output(Command::new(&etcd).arg("--version"))?;
-    let version = output.lines().next().and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_owned();
+    let version = etcd_version(&etcd)?;
     let runtime = Runtime::new().context("start the runtime")?;
     let ours = |site: &BenchNode| time_to_ready(&runtime, || site.enrolled_node());
     let bare = |site: &BenchNode| time_to_ready(&runtime, || site.bare_etcd());

@@ -13,9 +13,9 @@ use nodekeel_node::access::{PrivateKey, PublicKey, RemoteNode};
 use nodekeel_node::client::{self, NodeClient};
 use nodekeel_node::node_v1::{self, ClusterRecords, WatchRecordsRequest};
 use nodekeel_node::v1::{AddOperatorRequest, CreateJoinTicketRequest, OperatorsRequest};
-use testbed::bench::{BenchRow, RowWriter, measure_interleaved, median};
+use testbed::bench::{BenchRow, RowWriter, etcd_version, measure_interleaved, median};
 use testbed::noded::EtcdPorts;
-use testbed::{ScratchDir, command_output, process_cost, reserve_port, tools};
+use testbed::{ScratchDir, process_cost, reserve_port, tools};
 use tokio::runtime::Runtime;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
@@ -56,10 +56,7 @@ fn main() -> Result<()> {
     let node = RemoteNode { address: port.socket_address().to_string(), node_key, operator_key };
     let api = runtime.block_on(client::connect_remote(&node))?;
     let etcd = runtime.block_on(connect_etcd(scratch.path()))?;
-    let version =
-        command_output(std::process::Command::new(tools::find_tool(tools::ETCD)?).arg("--version"))?;
-    let etcd_version =
-        version.lines().next().and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_owned();
+    let etcd_version = etcd_version(&tools::find_tool(tools::ETCD)?)?;
     let told = runtime.block_on(watch_as_worker(&node, api.clone()))?;
     let bench = ApiBench { runtime, api, etcd, etcd_version, key };
     let mut rows = RowWriter::new("api");

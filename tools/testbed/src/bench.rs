@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::command_output;
 use crate::table::Table;
 
 /// One measured thing.
@@ -187,6 +189,16 @@ fn format_figure(value: f64) -> String {
         _ => 4,
     };
     format!("{value:.decimals$}")
+}
+
+/// The release of this etcd.
+///
+/// # Errors
+/// It can't be run.
+pub fn etcd_version(etcd: &Path) -> Result<String> {
+    let printed = command_output(Command::new(etcd).arg("--version"))?;
+    let version = printed.lines().next().and_then(|line| line.split(": ").nth(1));
+    version.map(str::to_owned).context("the version in the output of etcd --version")
 }
 
 /// The median of the samples; of an even count, the mean of the two in the middle.

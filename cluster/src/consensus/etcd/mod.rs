@@ -345,10 +345,7 @@ impl MemberRun<'_> {
             sealing.publish_key(&renewed).await.map_err(ConsensusError::Ca)?;
         }
         let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
-        self.run_children(&root, &members, cluster_ca.ca_certificate(), health)?;
-        if !is_name_required {
-            self.run_peer_names(&root, &members, cluster_ca.ca_certificate(), health)?;
-        }
+        self.run_children(&root, &members, cluster_ca.ca_certificate(), health, is_name_required)?;
         let keeper = Arc::clone(&maintenance);
         self.ctx.run_child("ca-key", move |ctx| {
             let keeper: Arc<dyn StoreMaintenance> = keeper.clone();
@@ -416,27 +413,20 @@ impl MemberRun<'_> {
         Ok(cluster_ca)
     }
 
-    fn run_peer_names(
-        &self,
-        root: &Arc<dyn KvStore>,
-        members: &EtcdMembers,
-        ca: &Certificate,
-        health: &HealthWatch,
-    ) -> Result<(), Failure> {
-        let (root, members, ca) = (Arc::clone(root), members.clone(), ca.clone());
-        let (files, report) = (self.member.files.clone(), health.watch_report());
-        let names = PeerNames { root, members, ca, files, report, open: health.open_peer_port.clone() };
-        self.ctx.run_child("peer-name", move |ctx| names.clone().require(ctx))?;
-        Ok(())
-    }
-
     fn run_children(
         &self,
         root: &Arc<dyn KvStore>,
         members: &EtcdMembers,
         ca: &Certificate,
         health: &HealthWatch,
+        is_name_required: bool,
     ) -> Result<(), Failure> {
+        if !is_name_required {
+            let (root, members, ca) = (Arc::clone(root), members.clone(), ca.clone());
+            let (files, report) = (self.member.files.clone(), health.watch_report());
+            let names = PeerNames { root, members, ca, files, report, open: health.open_peer_port.clone() };
+            self.ctx.run_child("peer-name", move |ctx| names.clone().require(ctx))?;
+        }
         let (kept, files, issuer) = (Arc::clone(root), self.member.files.clone(), ca.clone());
         self.ctx.run_child("crl", move |ctx| {
             sync_revocation_list(ctx, Arc::clone(&kept), issuer.clone(), files.clone())

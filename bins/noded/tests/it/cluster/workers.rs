@@ -50,6 +50,22 @@ impl WorkerFixture {
     }
 }
 
+/// A cluster of one voter, and a worker that has joined it.
+struct Joined {
+    voter: ApiMember,
+    first: NodedProcess,
+    fixture: WorkerFixture,
+    worker: NodedProcess,
+}
+
+fn join_worker() -> Joined {
+    let (voter, fixture) = (ApiMember::new(), WorkerFixture::new());
+    let first = start_first(&voter);
+    let worker = fixture.spawn_with(&worker_ticket(&first, &[]));
+    worker.wait_ready("root.api.worker");
+    Joined { voter, first, fixture, worker }
+}
+
 fn worker_ticket(voter: &NodedProcess, args: &[&str]) -> Value {
     create_ticket(voter, &[&["--role", "worker"], args].concat())
 }
@@ -77,11 +93,7 @@ fn wait_operators(noded: &NodedProcess, names: &[&str]) {
 #[test]
 #[ignore = "needs etcd"]
 fn a_worker_serves_what_it_had_without_a_voter_and_says_so_until_one_is_back() {
-    let voter = ApiMember::new();
-    let first = start_first(&voter);
-    let fixture = WorkerFixture::new();
-    let worker = fixture.spawn_with(&worker_ticket(&first, &[]));
-    worker.wait_ready("root.api.worker");
+    let Joined { voter, first, fixture, worker } = join_worker();
     let identity = cluster_identity(&worker);
     assert_eq!(identity.1, cluster_identity(&first).1);
     let members = list_members(&first);
@@ -187,10 +199,7 @@ fn a_worker_that_is_removed_says_so_and_joins_again_by_another_ticket_alone() {
 #[test]
 #[ignore = "needs etcd"]
 fn a_worker_becomes_a_voter_once_the_worker_that_it_was_is_removed() {
-    let voter = ApiMember::new();
-    let first = start_first(&voter);
-    let worker = WorkerFixture::new().spawn_with(&worker_ticket(&first, &[]));
-    worker.wait_ready("root.api.worker");
+    let Joined { voter: _voter, first, fixture: _fixture, worker } = join_worker();
     let former = text_of(&cluster_identity(&worker).0);
     let kept = worker.stop_and_keep();
     give_ticket(&kept, text(&create_ticket(&first, &[])));
@@ -209,11 +218,7 @@ fn a_worker_becomes_a_voter_once_the_worker_that_it_was_is_removed() {
 #[test]
 #[ignore = "needs etcd"]
 fn a_worker_believes_no_voter_that_was_reset_and_joins_its_new_cluster_by_a_reset_alone() {
-    let voter = ApiMember::new();
-    let first = start_first(&voter);
-    let fixture = WorkerFixture::new();
-    let worker = fixture.spawn_with(&worker_ticket(&first, &[]));
-    worker.wait_ready("root.api.worker");
+    let Joined { voter: _voter, first, fixture: _fixture, worker } = join_worker();
     let before = cluster_identity(&worker);
     // The voter keeps the key of its API, and makes another cluster.
     first.ask(&["reset", "--bootstrap", "--yes"]);
