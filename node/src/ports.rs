@@ -67,6 +67,12 @@ impl PortHolder {
     }
 }
 
+/// Returns whether one can listen at this address.
+pub(crate) fn is_of_this_machine(address: IpAddr) -> bool {
+    let bound = TcpListener::bind((address, 0));
+    bound.err().is_none_or(|error| error.kind() != std::io::ErrorKind::AddrNotAvailable)
+}
+
 /// The holder of a port at this address; `None` if the port is free.
 fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
     match TcpListener::bind((address, port)) {
@@ -75,7 +81,7 @@ fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             Some(find_listener(port).unwrap_or_else(|| PortHolder { text: UNKNOWN.into(), pid: None }))
         }
-        // As EADDRNOTAVAIL or EACCES: no process holds the port, and waiting would not help.
+        // As EACCES: no process holds the port, and waiting would not help.
         Err(error) => Some(PortHolder { text: format!("the system ({error})"), pid: None }),
     }
 }

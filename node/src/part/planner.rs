@@ -200,6 +200,11 @@ impl<'a> PartPlanner<'a> {
         {
             return;
         }
+        if !ports::is_of_this_machine(address) {
+            let has_none = format!("no interface of this machine has the address {address}");
+            self.problems.push(format!("{has_none}: set {field} to one that it has"));
+            return;
+        }
         let node = self.input.running.and_then(|running| running.process);
         if let Some(holder) = ports::lasting_holder(address, port, node) {
             self.problems

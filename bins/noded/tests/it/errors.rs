@@ -60,6 +60,13 @@ fn a_configuration_that_can_not_run_is_rejected_with_its_key_and_a_hint() {
             "noded: a: no-such-program-anywhere is not installed (searched /usr/bin, /bin".into(),
         ),
         (
+            "an address of another machine",
+            daemons_off("metrics.address = \"192.0.2.1:9100\""),
+            4,
+            "noded: no interface of this machine has the address 192.0.2.1: set metrics.address to one that it has"
+                .into(),
+        ),
+        (
             "a missing directory of a service",
             service("/bin/true", "directory = \"/nowhere\""),
             4,
