@@ -46,13 +46,13 @@ impl PeerNames {
     /// A runnable that waits until the name can be required, and records that in the store and beside the member's data.
     ///
     /// # Errors
-    /// The cancellation of its context; the store's. It can be repeated.
+    /// The cancellation of its context; that of a file. It can be repeated.
     pub(super) async fn require(mut self, ctx: Context) -> Result<(), Failure> {
         ctx.signal_ready()?;
         tokio::select! {
             biased;
             canceled = ctx.canceled() => return Err(canceled.into()),
-            required = self.wait_required() => required?,
+            () = self.wait_required() => {}
         }
         // Outside of the select: a write on a thread could not be canceled.
         let (files, ca) = (self.files.clone(), self.ca.clone());
@@ -62,7 +62,16 @@ impl PeerNames {
         Err(ctx.canceled().await.into())
     }
 
-    async fn wait_required(&mut self) -> Result<(), Failure> {
+    async fn wait_required(&mut self) {
+        let mut pause = RetryPause::default();
+        while let Err(error) = self.try_required().await {
+            // As after each change of the leader.
+            tracing::debug!("can't look at the names of members: {error}");
+            pause.wait().await;
+        }
+    }
+
+    async fn try_required(&mut self) -> Result<(), Failure> {
         let watch = |keys| ListWatcher::new(Arc::clone(&self.root), keys);
         let (mut issued, mut certified) = (watch(unused_tickets()), watch(KeyRange::prefix(CA_PREFIX)));
         let name = peer_name(&self.ca);
