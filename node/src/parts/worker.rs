@@ -87,6 +87,8 @@ pub(crate) struct Worker {
 /// How far a worker is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WorkerStatus {
+    /// Its files were not read yet, or can't be: its runnable says why.
+    Starting,
     /// In no cluster: what it waits for, and what to do.
     Waiting { awaited: String, hint: String },
     /// In its cluster, as a voter tells it.
@@ -99,10 +101,14 @@ enum WorkerStatus {
 
 impl Worker {
     pub(super) fn new(tickets: EnrolmentSources, membership: LayoutFile, health: HealthChanges) -> Self {
-        let hint = "if it does not start, `nodectl logs root.api.worker` says why".to_owned();
-        let status = WorkerStatus::Waiting { awaited: "its start".to_owned(), hint };
         let membership = MembershipFile::new(membership);
-        Self { tickets, membership, status: Mutex::new(status), joined: watch::Sender::default(), health }
+        Self {
+            tickets,
+            membership,
+            status: Mutex::new(WorkerStatus::Starting),
+            joined: watch::Sender::default(),
+            health,
+        }
     }
 
     /// Whether it is in a cluster, as far as it knows.
@@ -130,6 +136,11 @@ impl Worker {
     pub(crate) fn cluster_status(&self) -> v1::ClusterResponse {
         let status = self.status();
         let (state, detail, member) = match &status {
+            WorkerStatus::Starting => {
+                let hint =
+                    "waits for its start; if it does not start, `nodectl logs root.api.worker` says why";
+                ("Waiting", hint.to_owned(), None)
+            }
             WorkerStatus::Waiting { awaited, hint } => {
                 ("Waiting", format!("waits for {awaited}; {hint}"), None)
             }
@@ -180,9 +191,11 @@ impl Worker {
                 );
                 refusal_with_voters(text, api)
             }
-            WorkerStatus::Waiting { .. } | WorkerStatus::Removed { .. } => Status::failed_precondition(
-                "this node is a worker that is in no cluster: it has none to leave",
-            ),
+            WorkerStatus::Starting | WorkerStatus::Waiting { .. } | WorkerStatus::Removed { .. } => {
+                Status::failed_precondition(
+                    "this node is a worker that is in no cluster: it has none to leave",
+                )
+            }
         }
     }
 }
@@ -231,7 +244,7 @@ impl Worker {
                     .since(Some(since))
                     .hint(START_VOTER),
             ),
-            WorkerStatus::Following(_) | WorkerStatus::CutOff { .. } => None,
+            WorkerStatus::Starting | WorkerStatus::Following(_) | WorkerStatus::CutOff { .. } => None,
         }
     }
 }

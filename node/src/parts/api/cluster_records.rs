@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::config::{DN, is_valid_operator_name};
 use super::identities::Identity;
 use super::peers::Peer;
-use crate::access::Principal;
+use crate::access::{Principal, PublicKey};
 use crate::node_v1;
 
 /// What a voter knows of the records of its cluster. It keeps what it knew while it is cut off.
@@ -23,6 +23,12 @@ pub(crate) struct Records {
 }
 
 impl Records {
+    /// The node with this key.
+    pub(crate) fn find_node(&self, key: PublicKey) -> Option<NodeId> {
+        let mut nodes = self.nodes.iter().flatten();
+        nodes.find(|node| node.key == key).map(|node| node.id.clone())
+    }
+
     /// What a node of the cluster is told; `None` until it is known.
     pub(crate) fn message_to(&self, node: &str, cluster: ClusterId) -> Option<node_v1::ClusterRecords> {
         let voters = self.nodes.as_ref()?.iter().filter(|peer| !peer.is_worker).map(|peer| node_v1::Voter {

@@ -4,7 +4,7 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use tonic::Status;
 
 use super::config::{ApiConfig, NAME};
-use super::records;
+use super::records::{self, RecordError};
 use super::shared::running_api;
 use crate::access::{InvalidKey, InvalidRole, Principal};
 use crate::running::RunningNode;
@@ -38,12 +38,17 @@ pub(crate) fn list_operators(running: &RunningNode) -> Result<v1::OperatorsRespo
 
 /// Records an operator in the cluster, or gives the recorded one another role.
 pub(crate) async fn add_operator(
+    running: &RunningNode,
     cluster: &ClusterNode,
     request: &v1::AddOperatorRequest,
 ) -> Result<v1::AddOperatorResponse, Status> {
     let invalid = |error: &dyn std::error::Error| Status::invalid_argument(error.to_string());
     let key = request.key.parse().map_err(|error: InvalidKey| invalid(&error))?;
     let role = request.role.parse().map_err(|error: InvalidRole| invalid(&error))?;
+    // A worker doesn't know the keys of other workers, and would admit them as this operator.
+    if let Some(node) = running_api(running).and_then(|api| api.records.borrow().find_node(key)) {
+        return Err(RecordError::KeyOfNode { node }.into());
+    }
     records::add(&*records::store(cluster)?, &request.name, key, role).await?;
     Ok(v1::AddOperatorResponse {})
 }

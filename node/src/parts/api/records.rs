@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{Compare, KeyRange, KvError, KvStore, ListWatcher, Txn, TxnOp};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
+use nodekeel_cluster::node::NodeId;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use prost::Message;
 use thiserror::Error;
@@ -62,6 +63,8 @@ pub(crate) enum RecordError {
     OtherKey { name: String, key: PublicKey },
     #[error("operator {name} has this key: `nodectl operator remove {name}` first")]
     KeyInUse { name: String },
+    #[error("node {node} has this key: an operator needs one of its own, `nodectl key new FILE`")]
+    KeyOfNode { node: NodeId },
     #[error("operator {name} is not recorded in the cluster{hint}")]
     Unknown { name: String, hint: &'static str },
     #[error("the operators of the cluster are being changed by others: try again")]

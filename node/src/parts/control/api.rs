@@ -720,7 +720,7 @@ impl Control for ControlService {
         let request = self.record_action(request, |request| {
             (CLUSTER_DN, format!("operator {} with the role {}", request.name, request.role))
         });
-        Ok(Response::new(add_operator(&self.cluster()?, &request).await?))
+        Ok(Response::new(add_operator(&self.running, &self.cluster()?, &request).await?))
     }
 
     async fn remove_operator(
